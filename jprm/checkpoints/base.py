@@ -1,6 +1,6 @@
-"""The decoder that training, sampling and scoring start from: a GGUF file, a Hugging Face folder, a LoRA or a run.
+"""Loads the initial decoder of training, sampling or scoring: from a GGUF file, Hugging Face folder, LoRA or run.
 
-Of a run the decoder is kept; its head is too where both are policies.
+From a run, only the decoder is loaded; the head too if both models are policies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jprm.options import place_of
 
 
 def model_config(path: Given | Found, **changes) -> ModelConfig:
-    """Returns the model's hyper-parameters; `changes` set what the files do not hold (head, dtype, layers, ...)."""
+    """Returns the model's hyperparameters; `changes` set fields that the files lack (e.g. head, dtype, layers)."""
     module, place = _opened(path)
     if module is None:
         config = dataclasses.replace(read(place / RUN).model, **{"head": ModelConfig.head, **changes})
@@ -39,18 +39,18 @@ def model_config(path: Given | Found, **changes) -> ModelConfig:
 
 
 def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> Experiment:
-    """Returns a changed experiment with another base, whose model is the new base's.
+    """Returns the experiment with the model shape of its new base.
 
-    Fields of the model stay that were changed by name (`named`, paths such as `model.layers`), and those that the
-    experiment chose itself, which are not what its own base says. A tokenizer that was the base is the new one.
+    Keeps model fields that the user set (`named`, e.g. `model.layers`) or that differ from the old base. If the
+    tokenizer was the old base, it becomes the new one.
 
-    Raises ValueError where the base before cannot be read.
+    Raises ValueError if the old base cannot be read.
     """
     try:
         old = model_config(before.base)
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
-            f"--set base={changed.base}: which fields of `model` are those of {before.base} cannot be told:"
+            f"--set base={changed.base}: cannot tell which fields of `model` come from {before.base}:"
             f" {error}. Write the experiment for the new base: model=base.model_config(BASE)"
         ) from None
     new, model = model_config(changed.base), {}
@@ -64,15 +64,14 @@ def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> 
 
 
 def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:
-    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
-    Training takes float32; bfloat16 and int8 (`jprm.model.parameters`) are for scoring. Parameters that the files have
-    no weights for are left out where the pattern `new` matches them. Of a run it is the newest checkpoint's, LoRA
-    merged.
+    Training needs float32; bfloat16 and int8 (`jprm.model.parameters`) are for scoring. Missing parameters that match
+    the pattern `new` are omitted. For a run, loads the newest checkpoint with LoRA merged.
 
     Raises:
-      ValueError: names parameters without weights that `new` does not match, or the pattern, where it matches none; or
-        a field in which `config` differs from the run's decoder.
+      ValueError: a missing parameter does not match `new`, or `new` matches none; or `config` differs from the run's
+        decoder.
     """
     module, place = _opened(path)
     if module is not None:
@@ -81,7 +80,7 @@ def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float
     for field in dataclasses.fields(ModelConfig):
         ours, theirs = (getattr(c, field.name) for c in (config, experiment.model))
         if field.name not in FREE and ours != theirs:
-            raise ValueError(f"{place}: was trained with model.{field.name}={theirs!r}, and {ours!r} is asked for")
+            raise ValueError(f"{place}: was trained with model.{field.name}={theirs!r}, but {ours!r} was requested")
     if config.attention != experiment.model.attention:
         for name in (experiment.model.attention, config.attention):
             check_softmax(name, "the other model")
@@ -90,10 +89,10 @@ def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float
 
 
 def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
-    """Returns the parameters of an untied language head, {"kernel": (D, V)} in float32, on the mesh if one is set.
+    """Loads an untied language head, {"kernel": (D, V)} in float32, onto the mesh if one is set.
 
     Raises:
-      ValueError: the model has no language head of the config's shape, or is a run's PRM.
+      ValueError: the model has no language head of the config's shape, or is a PRM's run.
     """
     module, place = _opened(path)
     if module is None:
@@ -110,13 +109,13 @@ def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
 
 
 def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32") -> dict:
-    """Returns the parameters of decoder and language head, which may be one with the embedding, as the two above."""
+    """Loads decoder and language head; the head is omitted if it is tied to the embedding."""
     params = {"decoder": load_decoder(path, config, dtype)}
     return params if config.tied_embeddings else params | {"head": load_language_head(path, config)}
 
 
 def _opened(name: Given | Found) -> tuple[ModuleType | None, Any]:
-    """Returns the module that reads a model, None for a run, and its place or a copy here."""
+    """Returns the module that reads the model (None for a run), and a local path."""
     place = place_of(name)
     if (kind := kind_of(place)) == "run":
         return None, place
@@ -128,9 +127,9 @@ MODULES = {
     "peft": "jprm.methods.formats.peft",
     "gguf": "jprm.methods.formats.gguf",
 }
-"""What reads published weights, by kind of path: `model_config`, `load_decoder`, `open_tensors`, `LANGUAGE_HEAD`."""
+"""Modules for published weights; each has `model_config`, `load_decoder`, `open_tensors` and `LANGUAGE_HEAD`."""
 
 
 FREE = ("head", "head_hidden", "steps", "dtype", "remat", "product_layers", "attention", "attention_block",
         "tied_embeddings", "logit_softcap")  # fmt: skip
-"""Fields of `ModelConfig` that do not change what the decoder's parameters mean."""
+"""Fields of `ModelConfig` that may differ without changing the meaning of the decoder's parameters."""

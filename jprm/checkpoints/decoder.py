@@ -1,7 +1,7 @@
 """Reads a decoder from GGUF or Hugging Face files onto the mesh.
 
-Both formats keep matrices as (out, in), a layer at a time. jprm keeps them as (in, out), with the heads as an axis and
-a group's layers stacked. Names of tensors and meanings of fields are in the format's own module.
+Both formats store matrices as (out, in), one layer at a time. jprm stores (in, out), with heads as an axis and the
+layers of a group stacked. Tensor names and field meanings are defined in each format's module.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "
           "norm_eps", "mixers", "mlps", "qkv_bias", "qk_norm", "qk_width_norm", "attention_gate", "design", "windows",
           "rope_layers", "rotary_dim", "query_growth", "rope_theta_local", "query_pre_attn_scalar", "attention_softcap",
           "logit_softcap")  # fmt: skip
-"""Fields in which a file and a config must agree; a config may have fewer layers."""
+"""Fields that must be equal in file and config. A config may have fewer layers."""
 
 Slot = tuple[str, int | None]
-"""A role, as in `transformer.axes_of`, and its layer: None for what is not in a layer."""
+"""(role, layer): the role as in `transformer.axes_of`; the layer is None for e.g. the embedding."""
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each role's tensor in a file, of one layer where the role is in layers.
+    """Returns the shape of each role's tensor in a file; for a layer's role, the shape of one layer.
 
-    A matrix is (out, in), with experts before them. What is no matrix has one axis, or a second of a convolution's
-    tokens.
+    A matrix is (out, in), preceded by an axis of experts. Other tensors have one axis, plus a second for convolution
+    taps.
     """
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.width), "final_norm": (config.width,)}
     for role, (weight, size, _) in layers.stacks(config, 0, config.layers).items():
@@ -51,7 +51,7 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def slots(config: ModelConfig) -> Iterator[Slot]:
-    """Yields every tensor of the decoder, all layers of a role together."""
+    """Yields (role, layer) for every tensor of the decoder, grouped by role."""
     yield from (("embed", None), ("final_norm", None))
     for role, (_, _, at) in layers.stacks(config, 0, config.layers).items():
         for layer in at:
@@ -59,7 +59,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
 
 
 def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Returns one layer's parameter as files have it, (out, in)."""
+    """Converts one layer's parameter to the file layout, (out, in)."""
     shape = file_shapes(config)[role]
     if role not in summed_axes() or role == "embed":
         return np.ascontiguousarray(array.reshape(shape))
@@ -67,21 +67,21 @@ def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a file's tensor as one layer's parameter of the shape, a view: the inverse of `to_file`."""
+    """Converts a file's tensor to one layer's parameter of the given shape, as a view; inverse of `to_file`."""
     if role not in summed_axes() or role == "embed":
         return array.reshape(shape)
     return array.swapaxes(-1, -2).reshape(shape)
 
 
 def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> None:
-    """Raises ValueError naming the field in which the file (`known`) differs from the requested config."""
+    """Raises ValueError with the first field in which the file (`known`) and `config` differ."""
     for field in FIELDS:
         if getattr(known, field) != getattr(config, field):
             raise ValueError(f"{path}: {field} is {getattr(known, field)}, the config says {getattr(config, field)}")
 
 
 def check_layers(path: str | os.PathLike, count: int, changes: Mapping) -> None:
-    """Raises ValueError where `changes` requests more layers than the file has."""
+    """Raises ValueError if `changes` requests more layers than the file has."""
     if changes.get("layers", count) > count:
         raise ValueError(f"{path}: has {count} layers, not {changes['layers']}")
 
@@ -96,18 +96,19 @@ def load(
     new: str = "",
     stored: Callable[[str, list[str], tuple[int, ...]], Any] | None = None,
 ) -> dict:
-    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
-    A parameter is allocated on the devices and filled there a layer at a time. Tensors are transposed and cast on the
-    devices too, so the host holds one tensor of the file, in the file's type.
+    Parameters are allocated on the devices and filled layer by layer. Transposing and casting run there too, so the
+    host holds a single tensor at a time, in the file's type.
 
     Args:
-      name_of: role and layer to the tensor's name.
-      shape_of: its name to its shape, (out, in); all are checked before the first is read.
-      read: role and name to the tensor, in any float type, rotary pairs at (i, i + H/2).
-      new: a pattern of parameters that files of this format do not have, which are left out.
-      stored: a matrix's role, its tensors' names, a layer each, and one's shape here, to the stack as the file has it:
-        a tree of arrays, of which every device gets all. None: nothing is kept as in the file.
+      name_of: maps role and layer to the tensor's name.
+      shape_of: maps that name to its shape, (out, in). All shapes are checked before any tensor is read.
+      read: maps role and name to the tensor, in any float type, with rotary pairs at (i, i + H/2).
+      new: pattern of parameters that the files lack; these are omitted.
+      stored: maps a matrix's role, its tensor names (one per layer) and the shape of one layer to the stack in the
+        file's own quantisation, a tree of arrays that every device gets whole. None: no matrix is kept in the file's
+        format.
     """
     shapes = file_shapes(config)
     model = flatten_dict(jax.eval_shape(functools.partial(init, config), jax.random.key(0)), sep="/")
@@ -143,7 +144,7 @@ def load(
 
 
 def placed(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
-    """Returns a parameter in its place on the mesh that is set; where none is, on the first device."""
+    """Returns a parameter sharded over the mesh that is set, or on the first device if there is none."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)
@@ -164,6 +165,6 @@ def _everywhere(tree: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(3, 4), donate_argnums=0)
 def _fill(stack: Any, layer: Array, i: Array, role: str, dtype: Dtype) -> Any:
-    """Replaces the i-th layer of `stack` in place."""
+    """Replaces layer i of `stack` in place."""
     stored = held(role, layer, dtype)
     return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, i, 0), stack, stored)

@@ -1,7 +1,7 @@
-"""Folders of safetensors files, one or many with an index: checked by their headers, read a tensor at a time.
+"""Folders of safetensors files (one file, or several with an index), checked by header and read tensor by tensor.
 
-All names, shapes, types and files are checked before a tensor is read. The files are memory-mapped, so a tensor costs
-host memory only while it is in use.
+All names, shapes, types and files are checked before any tensor is read. Files are memory-mapped, so a tensor uses host
+memory only while it is referenced.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from jprm.io.storage import Place, sha256_of
 FILE, INDEX, SUMS = "model.safetensors", "model.safetensors.index.json", "SHA256SUMS"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
-"""Types that are read; the 8 and 4-bit floats of quantised checkpoints need scales that the header does not name."""
+"""Supported types. The 8 and 4-bit floats of quantised checkpoints need scales that the header does not name."""
 
 AGAIN = "Download it again"
 
 
 class Tensors:
-    """The tensors of a folder or of one file, by name. `shape(name)` reads nothing, `tensor(name)` only that tensor.
+    """Tensors of a folder or file, by name. `shape(name)` reads no data, `tensor(name)` only that tensor.
 
     Raises:
-      ValueError, FileNotFoundError: names the file and the tensor that is cut short, missing, named twice,
-        inconsistent, or in a format that runs code when it is read.
+      ValueError, FileNotFoundError: a file or tensor is truncated, missing, duplicated or inconsistent, or the format
+      executes code when read. The message names file and tensor.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -54,7 +54,7 @@ class Tensors:
         return self._shapes[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """Returns the tensor in the file's own type (bfloat16 through ml_dtypes)."""
+        """Returns the tensor in the file's type (bfloat16 via ml_dtypes)."""
         self.shape(name)
         try:
             return self._files[self._file_of[name]].get_tensor(name)
@@ -85,7 +85,7 @@ class Tensors:
 
 
 def _files(path: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
-    """Returns the files to open, each with its tensors by the index (None without an index: all that are in it)."""
+    """Returns the files to open, with the tensor names that the index lists for each (None without an index)."""
     if path.is_dir() and not (path / FILE).is_file():
         if (path / INDEX).is_file():
             return _read_index(path)
@@ -126,9 +126,9 @@ def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
 
 
 def check_sums(folder: str | os.PathLike) -> None:
-    """Checks a folder against its SHA256SUMS, where it has one; the model card may be edited.
+    """Checks the folder against its SHA256SUMS, if present. The model card may differ.
 
-    Raises ValueError naming a file that differs or is missing.
+    Raises ValueError for a file that differs or is missing.
     """
     sums = pathlib.Path(folder) / SUMS
     for line in sums.read_text().splitlines() if sums.is_file() else ():
@@ -144,7 +144,7 @@ def check_sums(folder: str | os.PathLike) -> None:
 
 
 def read_json(path: pathlib.Path | Place) -> dict[str, Any]:
-    """Reads a JSON object without repeated keys. Raises ValueError naming the file."""
+    """Reads a JSON object without duplicate keys. Raises ValueError, naming the file."""
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:
@@ -155,7 +155,7 @@ def read_json(path: pathlib.Path | Place) -> dict[str, Any]:
 
 
 def _header(file: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns type and shape by name, from a header that `safe_open` has accepted: it lets equal names pass."""
+    """Returns (type, shape) by name. Rejects duplicate names, which `safe_open` accepts."""
     with open(file, "rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         try:

@@ -1,9 +1,9 @@
-"""A run's folder: what it was started with, which must stay as it was, and its checkpoints through Orbax.
+"""A run's folder: its starting conditions, which must not change, and its Orbax checkpoints.
 
 The folder holds `experiment.json`, the tokenizer, digests, `metrics.jsonl` and `checkpoints/STEP/`. Orbax writes a step
-under a temporary name and renames it, so a step that exists is whole; a bucket's is whole if it holds the marker that
-is written last. The parts `params` and `optimizer` are arrays, which any mesh can restore. `run` is JSON, written once
-by all processes: the position in the data, the experiment, versions and goodput.
+under a temporary name and renames it, so an existing step is whole; in a bucket, a marker file is written last. The
+parts `params` and `optimizer` are arrays that any mesh can restore. `run` is JSON, written once for all processes: data
+position, experiment, versions and goodput.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ from jprm.tokenizer import Tokenizer, saved_bytes
 FOLDER = "checkpoints"
 
 DIGESTS = "digests.json"
-"""In a run's folder: digests of its data and of the user's own parts of its model, by path and by field; and of a base
-that is read again, as `base`."""
+"""File with digests of the run's data (by path), of user-defined model parts (by field), and of a reread `base`."""
 
 
 def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
     """Opens the run's checkpoints; the caller decides when to save.
 
-    The newest `keep` stay (None: all), and every multiple of `keep_every` steps for good (0: none).
+    Keeps the newest `keep` (None: all), plus every multiple of `keep_every` steps for good (0: none).
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)] if keep else [policies.PreserveAll()]
@@ -78,9 +77,9 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
 
 
 def savable(parts: dict[str, Any]) -> dict[str, Any]:
-    """Returns a checkpoint's parts as Orbax takes them from the processes of the group.
+    """Converts a checkpoint's parts for Orbax if only some processes of the job save.
 
-    It refuses arrays of one process where the job has several, and takes them as arrays of the host.
+    Orbax refuses single-process arrays in a multi-process job; these become host arrays.
     """
     if jax.process_count() == 1 or multihost.count() > 1:
         return parts
@@ -90,8 +89,9 @@ def savable(parts: dict[str, Any]) -> dict[str, Any]:
 def _of_a_group(context: ocp.Context) -> None:
     """Makes Orbax wait only for the processes of the group.
 
-    Orbax 0.12.8 does so with `active_processes`, but for two functions. One makes the checkpoints' folder and raises.
-    The other compares the folders' names in a collective of all processes, in which the others do not take part.
+    Orbax 0.12.8 supports this by `active_processes`, except in two functions, which are patched out: one creates the
+    checkpoints folder and raises; the other compares folder names in a collective over all processes, in which the
+    others take no part.
     """
     from orbax.checkpoint import checkpoint_manager
     from orbax.checkpoint.experimental.v1._src.saving import execution
@@ -114,24 +114,24 @@ def saved(workdir: Place) -> bool:
 
 
 def abstract(tree: Any) -> Any:
-    """Returns shapes, types and shardings of a tree of arrays, for Orbax to restore into."""
+    """Returns the shapes, types and shardings of a tree of arrays, for Orbax to restore into."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Returns the newest checkpoint's parts that `wanted` names: arrays as its abstract arrays, JSON for None.
+    """Restores the parts `wanted` of the newest checkpoint: arrays as their abstract arrays, JSON for None.
 
     Raises:
-      ValueError: names the folder and the fix where there is no checkpoint, or one that is damaged or of another model.
+      ValueError: there is no checkpoint, or it is damaged or of another model. The message has the folder and the fix.
     """
     with _newest(checkpoints) as step:
         return checkpoints.load_checkpointables(step, wanted)
 
 
 def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
-    """Returns what the newest checkpoint holds beside arrays; {} if nothing, as in best/ of an earlier release.
+    """Returns the `run` JSON of the newest checkpoint; {} if it has none, as in best/ of earlier releases.
 
-    Raises ValueError as `restore`, and for a checkpoint of another run, such as one that was copied into this folder.
+    Raises ValueError as `restore`, and if the checkpoint belongs to another run, e.g. was copied into this folder.
     """
     with _newest(checkpoints) as step:
         there = "run" in checkpoints.checkpointables_metadata(step).metadata
@@ -148,16 +148,16 @@ def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _newest(checkpoints: Checkpoints) -> Iterator[int]:
-    """Yields the newest step, to read it; errors as in `restore`."""
+    """Yields the newest step for reading, and converts errors as `restore` describes."""
     folder = checkpoints.directory
     if checkpoints.latest is None:
-        raise ValueError(f"{folder}: holds no complete checkpoint; train first, or name the run's folder")
+        raise ValueError(f"{folder}: holds no complete checkpoint. Train first, or name the run's folder")
     step = checkpoints.latest.step
     try:
         yield step
     except Exception as error:  # Orbax and TensorStore raise many types for a damaged or a different tree
         cause: BaseException = error
-        while cause.__cause__ or cause.__context__:  # the first error names file or array, later ones only handlers
+        while cause.__cause__ or cause.__context__:  # the innermost error names the file or array
             cause = cause.__cause__ or cause.__context__ or cause
         reason = str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
         raise ValueError(
@@ -169,10 +169,10 @@ def _newest(checkpoints: Checkpoints) -> Iterator[int]:
 def load_params(
     folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, new: str = "", stored: bool = False
 ) -> tuple[dict, int]:
-    """Returns the newest checkpoint's parameters on the mesh, LoRA matrices unmerged, and its step.
+    """Restores the newest checkpoint's parameters onto the mesh, LoRA unmerged. Returns them and the step.
 
-    Parameters that it lacks are left out where the pattern `new` matches them; else they are a ValueError. A base that
-    the run reads again (`Experiment.rereads`) is as the run stores it with `stored`, else in float32.
+    Missing parameters must match the pattern `new`, else raises ValueError; they are omitted. A reread base
+    (`Experiment.rereads`) is in the run's storage type if `stored`, else float32.
     """
 
     def init(key: jax.Array) -> dict:
@@ -199,7 +199,7 @@ def load_params(
 
 
 def _base(folder: str | os.PathLike, experiment: Experiment, stored: bool) -> dict[str, Any]:
-    """Returns the base's decoder as a flat dict. Raises ValueError where it is not what the run was trained on."""
+    """Returns the base's decoder as a flat dict. Raises ValueError if it changed since the run was trained on it."""
     digests = path_of(folder) / DIGESTS
     path = place_of(Found(path_of(folder) / RUN, "base", experiment.base))
     if parse(digests.read_bytes(), str(digests)).get("base") != digest(path.contents()):
@@ -214,21 +214,22 @@ def _base(folder: str | os.PathLike, experiment: Experiment, stored: bool) -> di
 FREE = ("mesh", "steps", "log_every", "valid_every", "checkpoint_every", "keep", "keep_every", "stall_seconds",
         "stall_action", "base", "tokenizer", "trackers", "profile", "data.cache",
         "data.cache_gb", "optimizer.bad_steps", "optimizer.spike", *REMOVED)  # fmt: skip
-"""Fields that may differ when a run continues: they change neither the parameters' meaning nor the data's order. The
-tokenizer may be at another path, but must be the same. With other `steps` the schedule is computed anew."""
+"""Fields that may differ when a run continues, because they affect neither the parameters' meaning nor the data order.
+The tokenizer may have moved, but must be the same. If `steps` differs, the schedule is recomputed."""
 
 
 def stream_count(workdir: Place | None, processes: int, micro_rows: int) -> int:
-    """Returns the number of a run's streams: its own, or else as many as processes can have."""
+    """Returns the number of data streams: the run's own, or the most that the processes can have."""
     if workdir is not None and (workdir / RUN).exists() and saved(workdir):
         return max(1, read(workdir / RUN).data.streams)
     return next(count for count in range(min(processes, micro_rows), 0, -1) if micro_rows % count == 0)
 
 
 def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> str:
-    """Writes the experiment, and its objective's `log_ratio`, into its folder; returns the run's id, a new run's drawn.
+    """Writes the experiment and its objective's `log_ratio` into the run's folder; returns the (new or existing) run
+    id.
 
-    Raises ValueError where checkpoints of another experiment are there.
+    Raises ValueError if the folder holds checkpoints of another experiment.
     """
     path, id = workdir / RUN, secrets.token_hex(8)
     if path.exists() and saved(workdir):
@@ -251,7 +252,7 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
 
 
 def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
-    """Raises ValueError where two experiments differ in a field that is not free, as JSON values."""
+    """Raises ValueError if two experiments, as JSON values, differ in a field that is not free."""
     old, new = (flatten_dict(config, sep=".") for config in (recorded, here))
     names = [name for name in sorted(differing(old, new)) if not {name, name.split(".")[0]} & set(free)]
     if names:
@@ -263,9 +264,9 @@ def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str
 
 
 def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
-    """Writes what a run depends on, by part, into its folder. Raises ValueError where a part was another one.
+    """Stores digests of the run's dependencies. Raises ValueError if one has changed since the run started.
 
-    What an earlier release has not written is taken as it is.
+    A dependency that an earlier release did not record is accepted as it is.
     """
     path = workdir / DIGESTS
     recorded = parse(path.read_bytes(), str(path)) if path.exists() else {}
@@ -280,9 +281,9 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
 
 
 def data_digest(path: Given) -> str:
-    """Returns a digest of the content of a file or a folder; in a bucket, of what the store says of it.
+    """Returns a content digest of a file or folder; in a bucket, of the store's metadata.
 
-    Shards of tokens are told by their index, which holds the digest of each.
+    Token shards are identified by their index, which holds the digest of each.
     """
     place = path_of(path)
     if (place / data.SHARDS).is_file():
@@ -291,7 +292,7 @@ def data_digest(path: Given) -> str:
 
 
 def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:
-    """Raises ValueError where the tokenizer that the run started with differs from this one."""
+    """Raises ValueError if this tokenizer differs from the one that the run started with."""
     with tempfile.TemporaryDirectory() as folder:  # compared as files: they hold all that a tokenizer is
         tokenizer.save(folder)
         for file in sorted(pathlib.Path(folder).iterdir()):
@@ -303,22 +304,21 @@ def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:
                 )
 
 
-# ---- Checkpoints in a bucket: whole where they hold `commit_success.txt`, which is written last and removed first.
+# ---- Checkpoints in a bucket: whole if they hold `commit_success.txt`, which is written last and removed first.
 #
-# Orbax writes to Google Cloud Storage itself, every process its own arrays. In another store it would rename a step's
-# folder when it is whole, which there copies file after file: one process saves to its disk, and the files are uploaded
-# from it.
+# Orbax writes to Google Cloud Storage itself, every process its own arrays. In other stores it would rename the step's
+# folder at the end, which copies every file there. So one process saves to its disk and uploads the files.
 
 MARK = "commit_success.txt"
-"""Orbax's own name."""
+"""Orbax's name for it."""
 
 
 def _in_bucket(
     remote: Remote, arguments: Mapping[str, Any], keep: int | None, keep_every: int
 ) -> ocp.training.Checkpointer | Staged:
-    """Opens the checkpoints of a bucket with Orbax's arguments; as `open_checkpoints`.
+    """Opens checkpoints in a bucket; see `open_checkpoints`.
 
-    Raises ValueError for a store that several processes cannot write to.
+    Raises ValueError if several processes would write to a store other than gs://.
     """
     if remote.url.startswith("gs://"):
         # What TensorStore and other hosts write would be missing in a listing that is kept.
@@ -330,16 +330,16 @@ def _in_bucket(
 
 
 def committed(remote: Remote) -> list[int]:
-    """Returns the steps of the whole checkpoints, in order."""
+    """Returns the steps of whole checkpoints, in order."""
     marks = (file.parent for file in remote.files() if file.name == MARK)
     return sorted(int(step.name) for step in marks if step.parent == remote and step.name.isdigit())
 
 
 class Staged:
-    """Checkpoints that are saved on this machine's disk and uploaded from there, in the background.
+    """Checkpoints that are saved to local disk and uploaded in the background.
 
-    It has the attributes of Orbax's Checkpointer that runs use. The disk holds the newest checkpoint and the one that
-    is being saved, while this object is open.
+    Has the attributes of Orbax's Checkpointer that runs use. While open, the disk holds the newest checkpoint and the
+    one being saved.
     """
 
     def __init__(self, remote: Remote, arguments: Mapping[str, Any], keep: int | None, keep_every: int):
@@ -362,7 +362,7 @@ class Staged:
         self.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Reads what is on the disk, as Orbax does."""
+        """Delegates to Orbax's Checkpointer of the local folder."""
         return getattr(self._inner, name)
 
     def save_checkpointables_async(self, step: int, parts: dict[str, Any], *, overwrite: bool = False) -> None:
@@ -371,7 +371,7 @@ class Staged:
         self._uploading = self._uploader.submit(self._upload, step)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is in the bucket. Raises what kept it from there."""
+        """Waits until the last checkpoint is in the bucket. Raises the error of a failed upload."""
         self._inner.wait()
         self._uploading.result()
 
@@ -401,13 +401,13 @@ Checkpoints = ocp.training.Checkpointer | Staged
 
 
 SUMMED_AT_ONCE = 1 << 24
-"""Numbers of an array that a fingerprint sums together."""
+"""Array elements that a fingerprint sums at a time."""
 
 
 def fingerprint(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
-    """Returns 16 hexadecimal digits that differ between models whose parameters or tokenizers differ.
+    """Returns 16 hex digits that differ between models with different parameters or tokenizers.
 
-    Sums on the devices read every parameter once, and do not depend on the mesh.
+    Sums on the devices read each parameter once, and do not depend on the mesh.
     """
     content = hashlib.sha256()
     with jax.set_mesh(mesh):
@@ -419,7 +419,7 @@ def fingerprint(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
 
 
 def _sums_of(x: jax.Array) -> list[int]:
-    """Returns `_sums` of a whole array, of which a large one is not copied whole."""
+    """Returns `_sums` of an array, in parts if it is large."""
     if x.size <= SUMMED_AT_ONCE or not x.is_fully_replicated:
         return np.asarray(_sums(x)).tolist()
     rows = max(1, SUMMED_AT_ONCE * len(x) // x.size)
@@ -429,7 +429,7 @@ def _sums_of(x: jax.Array) -> list[int]:
 
 @jax.jit
 def _sums(x: jax.Array) -> jax.Array:
-    """Returns two sums of an array's bits modulo 2^32, one of scrambled bits: exact in any order of addition."""
+    """Returns two sums of an array's bits modulo 2^32, one of scrambled bits. Exact in any order of addition."""
     kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
     mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)

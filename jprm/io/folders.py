@@ -1,6 +1,6 @@
-"""Folders that appear whole: outputs, what is made once and kept, and copies of what is in a bucket; and their lock.
+"""Folders that appear whole (outputs, caches, copies of bucket folders), and the lock on training in a folder.
 
-A folder of this machine takes its name at the end; in a bucket, a file is there last.
+A local folder is renamed at the end; a folder in a bucket gets its marker file last.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ from jprm.io.storage import (
 )
 
 MARK = ".jprm"
-"""In `FOLDER.partial`: shows that jprm made it, and holds the request."""
+"""File in `FOLDER.partial` that marks it as jprm's and holds the request."""
 
 
 @contextlib.contextmanager
 def whole_folder(
     out: str | os.PathLike, request: str | None = None, *, replace: bool = False, last: str = ""
 ) -> Iterator[pathlib.Path]:
-    """Yields a folder of this machine to fill, which takes the name `out` when the block ends well.
+    """Yields a local folder to fill, which is renamed to `out` if the block succeeds.
 
-    It is `OUT.partial/new`. After an error or a kill, a call with the same `request` finds what is in it; without a
-    request nothing is kept.
+    The folder is `OUT.partial/new`. After an error or a kill, a call with the same `request` continues with its
+    contents; without a request they are deleted.
 
-    A folder `out` in a bucket is made in ~/.cache/jprm/folders and then uploaded. Until it is whole there is an object
-    `OUT.partial`; nothing keeps two machines from writing it at once.
+    If `out` is in a bucket, the folder is made in ~/.cache/jprm/folders and then uploaded. Until the upload is whole,
+    an object `OUT.partial` exists; two machines are not prevented from writing at once.
 
     Args:
-      replace: a folder `out` that is there makes way. It waits as `OUT.partial/old`, from where a kill's next call
-        returns it.
-      last: the file that is uploaded after all others: without it nobody takes the folder for what it will be.
+      replace: replace an existing folder `out`. It waits as `OUT.partial/old`, and is restored by the next call after a
+        kill.
+      last: file that is uploaded last; without it, readers do not accept the folder.
 
     Raises:
-      FileExistsError: `out` is in a bucket and there, not to be replaced.
-      ValueError: `OUT.partial` is there without jprm's mark, or another process is writing it, or `out` to be replaced
-        is a symbolic link; nothing is touched.
+      FileExistsError: `out` exists in a bucket, and `replace` is False.
+      ValueError: `OUT.partial` exists without jprm's mark, or is being written by another process, or `out` is a
+        symbolic link to replace. No file is changed.
     """
     if is_remote(out):
         with _uploaded(Remote(os.fspath(out)), request, replace, last) as new:
@@ -97,7 +97,7 @@ def whole_folder(
 
 @contextlib.contextmanager
 def _uploaded(out: Remote, request: str | None, replace: bool, last: str) -> Iterator[pathlib.Path]:
-    """Yields a folder of this machine, which is uploaded when the block ends well."""
+    """Yields a local folder, which is uploaded if the block succeeds."""
     mark, here = Remote(partial_of(out)), cache_folder("folders") / hashlib.sha256(out.url.encode()).hexdigest()[:16]
     with whole_folder(here, request, replace=True) as new:
         yield new
@@ -111,12 +111,12 @@ def _uploaded(out: Remote, request: str | None, replace: bool, last: str) -> Ite
 
 
 def is_whole(out: Place) -> bool:
-    """Returns whether a folder is there, and not what a kill left of one that was being uploaded."""
+    """Returns whether a folder exists and its upload was not interrupted."""
     return out.exists() and not path_of(partial_of(out)).is_file()
 
 
 def tidy(out: str | os.PathLike) -> None:
-    """Removes what `whole_folder` left beside a folder that is whole, killed after it had renamed it."""
+    """Removes leftovers of a `whole_folder` that was killed after it had renamed the folder."""
     if is_remote(out):  # nothing is left beside it
         return
     work = pathlib.Path(partial_of(out))
@@ -127,11 +127,11 @@ def tidy(out: str | os.PathLike) -> None:
 
 
 WAIT_S = 0.5
-"""Between looks at whether another process has made a folder."""
+"""Polling interval while another process makes a folder."""
 
 
 def made_once(place: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """Returns the folder `place`, which `make` fills first where it is absent. Waits for a process that fills it."""
+    """Returns the folder `place`; calls `make` to fill it if absent, or waits while another process fills it."""
     while not place.is_dir():
         try:
             with whole_folder(place) as new:
@@ -146,17 +146,17 @@ def made_once(place: pathlib.Path, make: Callable[[pathlib.Path], None]) -> path
 
 
 def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Path:
-    """Returns a path of this machine unchanged; or a copy of the object, or of the files directly in a bucket's folder.
+    """Returns a local path unchanged; for a bucket path, a local copy of the object or of the folder's direct files.
 
-    A copy is made once and kept in ~/.cache/jprm/buckets under a name that holds sizes and versions of the objects, so
-    that changed objects make another. It may be removed when no command uses it.
+    Copies are kept in ~/.cache/jprm/buckets under a digest of the objects' sizes and versions, so that changed objects
+    are copied again. They may be deleted while no command uses them.
 
     Args:
-      names: of a folder's files, if not all are needed.
+      names: files of the folder that are needed; () for all.
 
     Raises:
-      FileNotFoundError: nothing is there.
-      OSError: the bucket cannot be read, or its objects change meanwhile.
+      FileNotFoundError: the path does not exist.
+      OSError: the bucket cannot be read, or its objects changed during the copy.
     """
     return _copy(Remote(os.fspath(path)), names) if is_remote(path) else pathlib.Path(path)
 
@@ -183,12 +183,12 @@ def _copy(remote: Remote, names: Sequence[str]) -> pathlib.Path:
 
 
 def _below(folder: pathlib.Path, remote: Remote) -> pathlib.Path:
-    """Returns where the copy is: a path that ends in the address, so that errors show it."""
+    """Returns the copy's path, which ends in the address, so that errors show it."""
     return folder / remote.url.replace("://", "/")
 
 
 def _remove(work: pathlib.Path) -> None:
-    """Deletes what `whole_folder` makes, the mark last."""
+    """Deletes the working folder of `whole_folder`, its mark last."""
     for name in ("new", "old"):
         shutil.rmtree(work / name, ignore_errors=True)
     with contextlib.suppress(OSError):  # not there, or a user's file is in it
@@ -202,24 +202,23 @@ def _empty(folder: pathlib.Path) -> bool:
 
 # ----------------------------------------------------------------------------------- one training in a folder at a time
 #
-# On all machines that share it: on a disk or in a bucket. `training.lock` in the folder tells who holds it, and the
-# holder writes it anew at every beat. A holder of this machine is gone when its process is. One of another machine
-# counts as gone once `MISSED` beats in a row are missing.
+# Across all machines that share it, on a disk or in a bucket. `training.lock` in the folder names the holder, who
+# rewrites it at every beat. A holder on this machine is gone if its process is. A holder on another machine counts as
+# gone after `MISSED` missing beats in a row.
 #
-# On a disk the holder also locks the file, which ends with the process. But on a network file system the lock of a
-# vanished host may stay, and other file systems have none across hosts: there the beats decide.
+# On a disk the holder also locks the file; the lock ends with the process. But on a network file system the lock of a
+# vanished host may remain, and some file systems have no locks across hosts: there the beats decide.
 #
-# In a bucket nothing is locked, but a new object is written only if none has its name. The run with the highest number
-# under `training.lock/` holds the folder. One that is gone is followed by the next number: of several runs that try,
-# one creates that object.
+# A bucket has no locks, but can create an object only if the name is free. The run with the highest number under
+# `training.lock/` holds the folder. If it is gone, the next number takes over: only one run can create that object.
 
 FILE = "training.lock"
 BEAT, MISSED = 5.0, 6
-"""Seconds between beats, and missing beats after which a run of another machine is taken for gone."""
+"""Seconds between beats, and missing beats after which a run on another machine counts as gone."""
 
 
 class FolderLock:
-    """The right to train in a folder: `attempt` until it is True, then `release`. `folder_lock` makes one."""
+    """Lock on training in a folder: call `attempt` until it is True, later `release`. Made by `folder_lock`."""
 
     def __init__(self, workdir: Place):
         self.path: Any = workdir / FILE
@@ -233,7 +232,7 @@ class FolderLock:
         self._beating: threading.Thread | None = None
 
     def attempt(self) -> bool:
-        """Returns whether the folder is this run's; after a beat, where another machine's run may hold it.
+        """Tries to take the folder; returns whether it succeeded. May wait one beat for another machine's holder.
 
         Raises:
           ValueError: another run is training in it.
@@ -246,7 +245,6 @@ class FolderLock:
         return True
 
     def release(self) -> None:
-        """Gives the folder up."""
         self._ended.set()
         if self._beating is not None:
             self._beating.join()
@@ -256,25 +254,25 @@ class FolderLock:
             self._beating = None
 
     def _take(self) -> bool:
-        """Takes the folder where nobody holds it; returns whether it did. Errors as of `attempt`."""
+        """Takes the folder if it is free; returns whether it did. Errors as `attempt`."""
         raise NotImplementedError
 
     def _mine(self) -> bool:
-        """Returns whether this run still holds the folder that it took."""
+        """Returns whether this run still holds the folder."""
         raise NotImplementedError
 
     def _write(self, beat: int) -> None:
-        """Writes who holds the folder, anew at every beat."""
+        """Writes this run as the holder, at every beat."""
         raise NotImplementedError
 
     def _remove(self) -> None:
-        """Removes what says that this run holds the folder."""
+        """Removes this run's entry as the holder."""
         raise NotImplementedError
 
     def _free(self, holder: dict[str, Any], locked: bool | None) -> bool:
-        """Returns whether the holder has gone; False after a beat's wait, where only the next beats can tell.
+        """Returns whether the holder is gone; False after waiting one beat, if only further beats can decide.
 
-        `locked` is as `_locked` returns it. Raises ValueError where the holder is training.
+        `locked` is the result of `_locked`. Raises ValueError if the holder is training.
         """
         gone = self._gone(holder, locked)
         if gone is False:
@@ -287,7 +285,7 @@ class FolderLock:
         return True
 
     def _gone(self, holder: dict[str, Any], locked: bool | None) -> bool | None:
-        """Returns whether the run that the file names has ended; None where only its beats can tell."""
+        """Returns whether the holder has ended; None if only its beats can decide."""
         if not holder:
             return True if locked else None  # without a lock: one that just begins
         if holder.get("boot") != self._me["boot"]:
@@ -297,7 +295,7 @@ class FolderLock:
         return locked
 
     def _watched(self, holder: dict[str, Any]) -> bool:
-        """Counts a missing beat; returns whether to look again. Raises ValueError at a beat."""
+        """Counts a missing beat; returns whether to keep waiting. Raises ValueError if the holder beats."""
         if self._missed >= 0 and holder != self._seen:
             raise self._refusal(holder)
         self._seen, self._missed = holder, self._missed + 1
@@ -322,7 +320,7 @@ class FolderLock:
 
 
 class DiskLock(FolderLock):
-    """The file `training.lock`, locked while it is held."""
+    """Lock on the file `training.lock`."""
 
     path: Local
 
@@ -361,7 +359,7 @@ class DiskLock(FolderLock):
             return _holder(file).get("nonce") == self._me["nonce"]
 
     def _write(self, beat: int) -> None:
-        """Replaces the content by one of the same length in one write, so that nobody reads half of it."""
+        """Overwrites the file with the same length in a single write, so that readers never see half of it."""
         assert self._file is not None
         os.ftruncate(self._file.fileno(), 512)
         os.pwrite(self._file.fileno(), json.dumps(self._me | {"beat": beat}).encode().ljust(512), 0)
@@ -371,7 +369,7 @@ class DiskLock(FolderLock):
 
 
 class BucketLock(FolderLock):
-    """The object of the highest number under `training.lock/`."""
+    """Lock by the object with the highest number under `training.lock/`."""
 
     path: Remote
     _number = 0
@@ -408,17 +406,16 @@ class BucketLock(FolderLock):
 
 
 def folder_lock(workdir: Place) -> FolderLock:
-    """Returns the lock of a run's folder."""
     return DiskLock(workdir) if workdir.here is True else BucketLock(workdir)
 
 
 def _open(path: pathlib.Path, more: int = 0) -> IO[bytes]:
-    """Opens the file to read and to write in place, made if it is absent."""
+    """Opens the file for reading and writing in place; creates it if absent."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | more, 0o666), "r+b", 0)
 
 
 def _locked(file: IO[bytes]) -> bool | None:
-    """Locks the file until it is closed; False where another process has locked it, None where there are no locks."""
+    """Locks the file until it is closed. False if another process holds it, None if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -431,7 +428,7 @@ def _locked(file: IO[bytes]) -> bool | None:
 
 
 def _holder(file: IO[bytes]) -> dict[str, Any]:
-    """Who holds the folder; empty where nobody does, or it cannot be read."""
+    """Returns the holder's record; empty if there is none or it is unreadable."""
     try:
         holder = json.loads(file.read(4096))
     except (ValueError, RecursionError):
@@ -450,6 +447,6 @@ def _alive(pid: Any) -> bool:
 
 
 def _boot() -> str:
-    """What differs between machines, and after a restart of one."""
+    """Returns an id that differs between machines and changes on restart."""
     path = pathlib.Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if path.exists() else platform.node()

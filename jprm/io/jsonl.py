@@ -1,4 +1,4 @@
-"""JSON Lines files and prepared folders of records: read with errors that say where, written whole or not at all."""
+"""JSON Lines files and prepared folders: reading with errors that name the place, and atomic writing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jprm.io.outputs import check_input
 from jprm.io.storage import Growing, partial_of, path_of, records_file
 
 _TABLES = (b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")
-"""First bytes of Parquet files, Arrow files, and Arrow streams, as which `datasets` of Hugging Face stores."""
+"""First bytes of Parquet files, Arrow files, and Arrow streams (as Hugging Face `datasets` stores them)."""
 
 _GZIP = b"\x1f\x8b"
 _REFUSED = (
@@ -29,11 +29,11 @@ _REFUSED = (
     ((b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh", b"PK\x03\x04"), "is compressed (zstd, xz, bzip2 or ZIP): unpack it"
      " first. Of compressed files, gzip's are read"),
 )  # fmt: skip
-"""First bytes of files that are not JSON Lines, and what is said of them."""
+"""First bytes of files that are not JSON Lines, with the error message."""
 
 
 class RecordError(ValueError):
-    """A record that breaks the schema: `FILE:LINE: FIELD: reason. remedy`."""
+    """An invalid record: `FILE:LINE: FIELD: reason. remedy`."""
 
     def __init__(self, where: str, field: str, reason: str, remedy: str):
         reason = shortened(reason, 500)  # it may quote the record
@@ -42,13 +42,13 @@ class RecordError(ValueError):
 
 
 def shortened(text: str, limit: int) -> str:
-    """Returns the text, without its middle where it has more than `limit` characters."""
+    """Cuts the middle out of a text longer than about `limit` characters."""
     left = limit // 2
     return text if len(text) <= limit else f"{text[:left]} ... {len(text) - 2 * left:,} more ... {text[-left:]}"
 
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one record a line, to a temporary file that takes the name when it is whole."""
+    """Writes one record per line, to a temporary file that is renamed when complete."""
     path = path_of(path)
     with path.alone(), path.replacing() as file:
         for record in records:
@@ -56,12 +56,12 @@ def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]])
 
 
 def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (number from 1, bytes with their line end) of every line that is not blank, also of a gzip file.
+    """Yields (line number from 1, bytes with line end) for each non-blank line of a plain or gzip file.
 
-    A prepared folder has a line for each record.
+    A prepared folder yields one line per record.
 
     Raises:
-      ValueError: a pipe, which cannot be read twice; a file of `_REFUSED`; or one that is cut off or was changed.
+      ValueError: a pipe (it cannot be read twice), a format in `_REFUSED`, or a truncated or concurrently changed file.
     """
     if path_of(path).is_dir():
         yield from enumerate((dump(record).encode() + b"\n" for record in PreparedRecords(path)), start=1)
@@ -75,9 +75,9 @@ def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
 
 
 class PreparedRecords(Sequence):
-    """The records of a folder that `jprm prepare` wrote, each read when accessed; picklable.
+    """Records of a folder from `jprm prepare`, read on access; picklable.
 
-    A folder in a bucket is copied to this machine first. Raises FileNotFoundError where it is not fully prepared.
+    A folder in a bucket is first copied to this machine. Raises FileNotFoundError if it is not fully prepared.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -100,14 +100,14 @@ class PreparedRecords(Sequence):
 
 _NAMES = re.compile(r"class_?name|\"type\"|path_?template|\\u", re.IGNORECASE)
 _OWN = re.compile(r'"pythonClassName": "tensorflow_datasets\.core\.features\.\w+\.\w+"|"filepathTemplate": "{[^"/\\]*"')
-"""Names that TFDS follows, importing classes and reading files anywhere, and those that `jprm prepare` writes."""
+"""Names by which TFDS imports classes or reads arbitrary files; and the harmless ones that `jprm prepare` writes."""
 
 LINE_BYTES, WHOLE_BYTES = 2**28, 2**30
-"""The longest line, and the largest file that is read at once: three megabytes of gzip can stand for gigabytes."""
+"""Longest line, and largest file read at once: three megabytes of gzip can expand to gigabytes."""
 
 
 class _Bounded(io.BufferedIOBase):
-    """A file of which no one call returns more than a machine can hold. Raises ValueError that names the file."""
+    """Wraps a file and bounds the size of each read. Raises ValueError, naming the file."""
 
     def __init__(self, file: IO[bytes], path: str | os.PathLike):
         self._file, self._path, self.seek = file, path, file.seek
@@ -127,7 +127,7 @@ class _Bounded(io.BufferedIOBase):
 
 @contextlib.contextmanager
 def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Yields the content of a file, decompressed if its first bytes are gzip's. Raises ValueError if it is cut off."""
+    """Yields the file's content, decompressed if it is gzip. Raises ValueError if it is truncated."""
     compressed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
     try:
@@ -137,7 +137,7 @@ def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 
 def count(path: str | os.PathLike) -> int:
-    """Returns how many lines of a file are not blank. Raises ValueError where there is none, and as `read_lines`."""
+    """Counts non-blank lines. Raises ValueError if there are none, and as `read_lines`."""
     lines = sum(1 for _ in read_lines(path))
     if not lines:
         raise ValueError(f"{os.fspath(path)}: holds no record: it is empty. Was the command that wrote it stopped?")
@@ -152,10 +152,10 @@ def is_table(path: str | os.PathLike) -> bool:
 
 
 def parse(line: bytes, where: str) -> Any:
-    """Returns the JSON value of a line.
+    """Parses a line as JSON.
 
     Raises:
-      RecordError: invalid UTF-8, truncated or invalid JSON, NaN and infinite numbers, a key that an object has twice.
+      RecordError: invalid UTF-8, invalid or truncated JSON, NaN or infinity, or a duplicate key.
     """
     remedy = "Write one whole JSON object a line, in UTF-8; null stands for an absent number."
     if not line.strip():
@@ -182,19 +182,19 @@ def parse(line: bytes, where: str) -> Any:
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    """Returns the record as one line of JSON.
+    """Serialises a record to one line of JSON.
 
     Raises:
-      ValueError: a NaN or infinite number, which JSON does not have.
+      ValueError: NaN or infinity, which JSON lacks.
     """
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
 class Rejects:
-    """A file of the refused lines, byte for byte.
+    """A file of rejected lines, byte for byte; a context manager.
 
-    A context manager. When its block ends well, the file takes its name, or an earlier run's file is removed where
-    there are no rejects. When the block ends with an error, nothing changes.
+    If the block succeeds, the file is renamed to `path`, or an earlier run's file is deleted if there are no rejects.
+    If it fails, `path` is unchanged.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -208,7 +208,7 @@ class Rejects:
         return len(self.errors)
 
     def add(self, line: bytes, error: RecordError) -> None:
-        """Keeps the line; one that ends its file without a line end gets one, so that the next does not join it."""
+        """Stores the line; appends a line end if the last line of the input has none."""
         self.errors.append(error)
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 
@@ -228,7 +228,7 @@ class Rejects:
 
 
 def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
-    """Returns the function that takes a bad line: it raises the error (`stop`) or adds to `rejects` (`skip`)."""
+    """Returns the handler of a bad line: it raises the error (`stop`) or adds to `rejects` (`skip`)."""
     if on_error == "skip" and rejects is not None:
         return rejects.add
     if on_error != "stop":
@@ -241,7 +241,7 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
 
 
 def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a JSON object, as `object_pairs_hook`. Raises ValueError where it has a key twice."""
+    """`object_pairs_hook` that raises ValueError for duplicate keys."""
     value = dict(pairs)
     if len(value) < len(pairs):
         seen: set[str] = set()
@@ -272,7 +272,7 @@ def type_name(value: Any) -> str:
 
 
 def list_of(value: Any, where: str, field: str) -> list:
-    """Returns a list, a tuple or an array, as pandas and `datasets` have them, as a list."""
+    """Returns a list; also accepts a tuple or array, as in pandas and `datasets` records."""
     if isinstance(value, tuple) or type(value).__name__ == "ndarray":
         value = list(value) if isinstance(value, tuple) else value.tolist()
     if not isinstance(value, list):

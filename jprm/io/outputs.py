@@ -1,7 +1,7 @@
-"""Outputs that are written a piece at a time, so that the same command continues one that was stopped.
+"""Outputs that are written incrementally, so that the same command continues a stopped one.
 
-Beside OUTPUT are, until it is whole, OUTPUT.part and, for good, OUTPUT.info.json. That holds the request: what the
-output depends on, with digests of settings and of the user's own code.
+Beside OUTPUT are OUTPUT.part, until it is complete, and OUTPUT.info.json, which stays. The latter holds the request:
+everything that the output depends on, with digests of settings and user code.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from jprm.io.storage import REPORT, Growing, Place, path_of, records_file
 
 VERSION = 2
-"""Of the format of outputs and their requests. A request of a newer version is refused. Version 1 had no digests."""
+"""Version of outputs and requests. Newer versions are refused. Version 1 had no digests."""
 
 
 def input_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns what a request holds of its input: the path and a checksum, in a bucket what the store says of it.
+    """Returns the request's entry for an input: path and checksum (in a bucket, the store's metadata).
 
     Raises ValueError for a pipe, which cannot be read twice.
     """
@@ -44,13 +44,13 @@ def input_of(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def stamp_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns what changes with a file's content, without reading it; a copy has another stamp."""
+    """Returns metadata that changes with a file's content, without reading it. A copy has another stamp."""
     path = records_file(path)
     return {"input": path.address, **path.stamp()}
 
 
 def check_input(path: str | os.PathLike) -> None:
-    """Refuses a pipe or device before it is opened: one without a writer would be waited for.
+    """Rejects a pipe or device before opening it, since that could block forever.
 
     Raises FileNotFoundError or ValueError.
     """
@@ -58,10 +58,10 @@ def check_input(path: str | os.PathLike) -> None:
 
 
 def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
-    """Refuses, before any work, an output that exists as something else than a file, or is an input.
+    """Rejects an output, before any work, if it exists and is not a file, or is also an input.
 
     Raises:
-      ValueError: a symbolic link, a device, a pipe, a folder, or one of `inputs` under this or another name.
+      ValueError: a symbolic link, device, pipe or folder, or one of `inputs` under any name.
     """
     output = path_of(path)
     if any(output.is_same(path) or output.is_same(os.path.join(path, REPORT)) for path in inputs):
@@ -70,20 +70,20 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
 
 
 def finish(part: Growing, output: str | os.PathLike, request: dict[str, Any]) -> None:
-    """Renames a part that is whole. Raises ValueError where the request's input has changed meanwhile."""
+    """Renames a complete part. Raises ValueError if the request's input has changed meanwhile."""
     check_unchanged(request, f"Remove {part.name} and run the command again")
     check_own(output, request)
     part.become(path_of(output))
 
 
 def check_own(output: str | os.PathLike, request: dict[str, Any]) -> None:
-    """Raises ValueError where another run has begun an output in a bucket: no lock holds it until its first piece."""
+    """Raises ValueError if another run started this output in a bucket, which has no lock before the first piece."""
     if stored_request(output) != request:
         raise ValueError(f"{os.fspath(output)}: another run has begun to write it. Name another file")
 
 
 def check_unchanged(request: dict[str, Any], remedy: str) -> None:
-    """Raises ValueError where the request's input is no longer the file that it was when the request was made."""
+    """Raises ValueError if the request's input has changed since the request was made."""
     now = input_of(request["input"]) if "input" in request else {}
     if now != {key: request[key] for key in now}:
         raise ValueError(f"{request['input']}: changed while it was read. {remedy}")
@@ -91,14 +91,14 @@ def check_unchanged(request: dict[str, Any], remedy: str) -> None:
 
 @contextlib.contextmanager
 def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) -> Iterator[Growing | None]:
-    """Opens `OUTPUT.part` to read and to append, and yields it; yields None where `output` is finished.
+    """Opens `OUTPUT.part` for reading and appending, and yields it; yields None if `output` is finished.
 
-    The caller passes it to `finish` when it is whole; an empty one is removed, and with it the request of an output
-    that was refused before its first line. `more` are files of the same request, which go when it is finished.
+    The caller must pass it to `finish` when complete. An empty part is removed, with its request. `more` are further
+    files of the same request, which are deleted once it is finished.
 
     Raises:
-      ValueError: what is there is the input, of another request or a newer jprm, or being written by another process;
-        nothing is touched.
+      ValueError: the existing file is the input, of another request or a newer jprm, or is being written by another
+        process. No file is changed.
     """
     output = path_of(output)
     part, info = (output.with_name(output.name + end) for end in (".part", ".info.json"))
@@ -128,7 +128,7 @@ def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) 
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns which parts of two requests differ, those of a part as `PART.NAME`: none where they ask for the same."""
+    """Returns the names of differing entries of two requests, nested as `PART.NAME`; [] if they are equal."""
     names = []
     for name in {**now, **before}:
         old, new = before.get(name), now.get(name)
@@ -140,7 +140,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def cut(file: Growing, chunk: int) -> int:
-    """Cuts the file after its last whole chunk of so many lines; returns how many lines stay."""
+    """Truncates the file after its last whole chunk of `chunk` lines; returns the number of remaining lines."""
     file.seek(0)
     whole = end = 0
     for count, line in enumerate(iter(file.readline, b""), start=1):
@@ -151,7 +151,7 @@ def cut(file: Growing, chunk: int) -> int:
 
 
 def stored_request(output: str | os.PathLike) -> dict[str, Any]:
-    """Returns the request in OUTPUT.info.json without its version; empty where none is, or a full disk cut it short."""
+    """Returns the request in OUTPUT.info.json without its version; {} if it is absent or truncated."""
     info = path_of(f"{os.fspath(output)}.info.json")
     try:
         kept = json.loads(info.read_bytes())
@@ -163,7 +163,7 @@ def stored_request(output: str | os.PathLike) -> dict[str, Any]:
 
 
 def check_version(version: Any, known: int, path: str | os.PathLike) -> None:
-    """Raises ValueError for a file of a newer version than this jprm knows, or with no number as its version."""
+    """Raises ValueError if a file's version is newer than `known`, or is not a number."""
     if type(version) is not int or not 0 < version <= known:
         raise ValueError(
             f"{os.fspath(path)}: is of version {version!r}, and this jprm reads up to {known}: upgrade jprm"
@@ -171,29 +171,28 @@ def check_version(version: Any, known: int, path: str | os.PathLike) -> None:
 
 
 def atomic_file(path: str | os.PathLike) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """Opens a binary file to write. It takes the name `path` when the block ends well; otherwise it is removed.
+    """Opens a binary file for writing. It is renamed to `path` if the block succeeds, else removed.
 
-    It takes no lock: a run's own small files are written on network file systems, where the lock of a host that died
-    may stay.
+    Takes no lock, because small run files are written on network file systems, where the lock of a dead host may stay.
     """
     return path_of(path).replacing()
 
 
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes a file of this content, text as UTF-8, whole or not at all."""
+    """Writes a file atomically, text as UTF-8."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: str | os.PathLike, obj: Any) -> None:
-    """Writes indented JSON whole or not at all. Raises ValueError for NaN and infinities, which JSON does not have."""
+    """Writes indented JSON atomically. Raises ValueError for NaN and infinity, which JSON lacks."""
     atomic_write(path, json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 # -------------------------------------------------------------------------------------------- what a request depends on
 #
-# A run's folder and a policy's name hold digests too, so that a part that changed is named and nothing that another
-# part has made is taken for the same.
+# A run's folder and a policy's name hold digests too: a changed part is reported by name, and results of different
+# parts are never confused.
 
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent  # jprm
 
@@ -202,26 +201,26 @@ LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name i
 
 
 def digest(value: Any) -> str:
-    """Returns 16 hexadecimal digits that differ between values that give different results.
+    """Returns 16 hex digits that differ between values that would give different results.
 
-    A value is any part of a model or command: settings, containers of them, dataclasses, and functions and classes. The
-    code of a user's function is the text of its file and of the user's files whose parts that file imports. jprm's own
-    functions count only by their names, so that results outlive a release.
+    A value is any part of a model or command: settings, containers, dataclasses, functions or classes. A user's
+    function is represented by the text of its file and of the user's files that it imports. jprm's own functions count
+    only by name, so that results outlive a release.
 
-    Tokenizers count by their type: `jprm.methods.jobs.score` adds their files.
+    Tokenizers count by type: `jprm.methods.jobs.score` adds their files.
     """
-    return _hashed(_Walk().told(value))
+    return _hashed(_Walk().as_json(value))
 
 
 def code_of(value: Any) -> dict[str, str]:
-    """Returns the files of the user's own code in a value, as a digest for each name; empty for jprm's own parts."""
+    """Returns the files of user code in a value, as digests by name; {} for jprm's own parts."""
     walk = _Walk()
-    walk.told(value)
+    walk.as_json(value)
     return dict(sorted(walk.files.items()))
 
 
 def text_of_module(module: types.ModuleType) -> str | None:
-    """Returns the text that a module was made from; None where there is no file of it."""
+    """Returns the source text of a module; None if it has no file."""
     text = vars(module).get("__text__")  # of `jprm.options.run`: what ran, not what is there now
     if text is not None:
         return text
@@ -230,13 +229,13 @@ def text_of_module(module: types.ModuleType) -> str | None:
 
 
 class _Walk:
-    """One walk through a value. `files` are the user's files that it met."""
+    """One traversal of a value. `files` collects the user's files on the way."""
 
     def __init__(self):
         self.files: dict[str, str] = {}
-        self._within: set[int] = set()  # objects whose parts are being told
+        self._within: set[int] = set()  # objects being traversed
 
-    def told(self, value: Any) -> Any:
+    def as_json(self, value: Any) -> Any:
         """Returns the value as JSON."""
         if value is None or isinstance(value, bool | int | str):
             return value
@@ -254,11 +253,11 @@ class _Walk:
 
     def _parts(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return ["mapping", sorted(([self.told(k), self.told(v)] for k, v in value.items()), key=json.dumps)]
+            return ["mapping", sorted(([self.as_json(k), self.as_json(v)] for k, v in value.items()), key=json.dumps)]
         if isinstance(value, set | frozenset):
-            return ["set", sorted(map(self.told, value), key=json.dumps)]
+            return ["set", sorted(map(self.as_json, value), key=json.dumps)]
         if isinstance(value, list | tuple):
-            return [self.told(item) for item in value]
+            return [self.as_json(item) for item in value]
         if isinstance(value, os.PathLike):
             return os.fspath(value)
         if isinstance(value, enum.Enum):
@@ -266,21 +265,21 @@ class _Walk:
         if hasattr(value, "tobytes") and hasattr(value, "dtype"):
             return [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
         if isinstance(value, functools.partial):
-            return [self.told(value.func), self.told(value.args), self.told(value.keywords)]
+            return [self.as_json(value.func), self.as_json(value.args), self.as_json(value.keywords)]
         if isinstance(value, types.MethodType):
-            return [self.told(value.__func__), self.told(value.__self__)]
+            return [self.as_json(value.__func__), self.as_json(value.__self__)]
         if hasattr(value, "__wrapped__"):  # jitted or cached
-            return self.told(inspect.unwrap(value))
+            return self.as_json(inspect.unwrap(value))
         if isinstance(value, types.FunctionType):
             around = [*map(_contents, value.__closure__ or ()), value.__defaults__, value.__kwdefaults__]
-            return [self._named(value), self.told(around)]
+            return [self._named(value), self.as_json(around)]
         if isinstance(value, types.ModuleType):
             return [value.__name__, self._module(value)]
         if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__"):
             return self._named(value)
         if dataclasses.is_dataclass(value):
             fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            return [self._named(type(value)), self.told(fields)]
+            return [self._named(type(value)), self.as_json(fields)]
         if hasattr(value, "encode") and hasattr(value, "token_id"):
             return self._named(type(value))
         cached = functools.cached_property
@@ -289,7 +288,7 @@ class _Walk:
             for k, v in getattr(value, "__dict__", {}).items()
             if not isinstance(getattr(type(value), k, 0), cached)
         }
-        return [self._named(type(value)), self.told(kept)]
+        return [self._named(type(value)), self.as_json(kept)]
 
     def _named(self, part: Any) -> Any:
         """Returns the name of a function or class, with the code of the user's file that defines it."""
@@ -311,7 +310,7 @@ class _Walk:
         return [name, getattr(part, "__qualname__", ""), code]
 
     def _module(self, module: types.ModuleType) -> str | None:
-        """Returns a digest of a module's text and of the user's modules that it uses; None for jprm's and Python's."""
+        """Digests a module's text and the user's modules that it uses; None for modules of jprm and Python."""
         file = _file(module)
         own = file.startswith(f"{PACKAGE}{os.sep}") or file.startswith(STANDARD) and not file.startswith(LIBRARIES)
         text = None if own else text_of_module(module)
@@ -345,7 +344,7 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def _compiled(code: types.CodeType) -> str:
-    """Returns a digest of a function that no file holds."""
+    """Digests a function that exists in no file, e.g. in a notebook."""
     inner = [_compiled(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
     return _hashed([code.co_code.hex(), code.co_names, inner])
 
@@ -354,9 +353,9 @@ def _compiled(code: types.CodeType) -> str:
 
 
 class Bar(Progress):
-    """Shows `what` is in progress, how much of `total` (None: unknown) is done, and a note. A context manager.
+    """Context manager that shows progress: `what`, how much of `total` (None: unknown) is done, and a note.
 
-    Off a terminal, e.g. in a log of Slurm, it prints a line a minute and one at the end.
+    Without a terminal, e.g. in a Slurm log, it prints one line per minute and one at the end.
     """
 
     EVERY_S = 60.0
@@ -386,7 +385,7 @@ class Bar(Progress):
         self.update(self._task, advance=count, description=note)
 
     def follow(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yields the items and counts each once the next one is requested."""
+        """Yields the items, and counts each when the next one is requested."""
         for item in items:
             yield item
             self.add()

@@ -1,13 +1,13 @@
-"""Shards of a file: N runs of one command, each over its own records, and the check that makes one file of them.
+"""Shards of a file: N runs of one command on disjoint records, and the checked merge of their outputs.
 
-A shard is an ordinary run. Its input is a file with its records (OUT.00003-of-00016.input), its output
-OUT.00003-of-00016, so it continues, refuses and locks like any other. Beside a finished one is a manifest
-(OUT.00003-of-00016.manifest.json) with what was asked, counted and spent. `merge` checks the manifests against each
-other and against the input, and writes one file in the input's order.
+A shard is an ordinary run. Its input is a file of its records (OUT.00003-of-00016.input) and its output is
+OUT.00003-of-00016, so it continues, refuses and locks like any other run. A finished shard has a manifest
+(OUT.00003-of-00016.manifest.json) with its request, counts and cost. `merge` checks the manifests against each other
+and the input, and writes one file in input order.
 
-Which shard has a record depends only on its problem, so that records of one problem stay together, and that adding,
-removing or moving other records moves none. Commands whose results depend on neighbours, because they pack records
-together, divide blocks of consecutive records instead; a block goes where its first record's problem goes.
+A record's shard depends only on its problem. So records of one problem stay together, and adding, removing or moving
+records does not move others. Commands whose results depend on neighbouring records (they pack them together) divide
+blocks of consecutive records instead; a block belongs to the shard of its first record's problem.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from jprm.io.storage import Found, Place, path_of
 MANIFEST_VERSION = 1
 
 MOST = 100_000
-"""Shards of one output."""
+"""Maximum shards of one output."""
 
 _NAME = re.compile(r"(.+)\.(\d{5,})-of-(\d{5,})")
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One of `count` parts of a file; `index` counts from 0."""
+    """Part `index` (from 0) of `count` parts of a file."""
 
     index: int
     count: int
@@ -57,7 +57,7 @@ class Shard:
             raise ValueError(f"shard {self.index}/{self.count}: the first is 0, the last {self.count - 1}")
 
     def part_of(self, path: str | os.PathLike) -> Place:
-        """Returns the shard's own name of a file."""
+        """Returns the shard's own file name, e.g. `OUT.00003-of-00016`."""
         path = path_of(path)
         return path.with_name(f"{path.name}.{self.index:05d}-of-{self.count:05d}")
 
@@ -66,7 +66,7 @@ class Shard:
 
 
 def problem_of(line: bytes) -> bytes:
-    """Returns what identifies a record's problem; of a line that is no record, the line."""
+    """Returns bytes that identify a record's problem; for an invalid record, the line itself."""
     try:
         record = parse(line, "")
     except RecordError:
@@ -80,24 +80,24 @@ def problem_of(line: bytes) -> bytes:
 
 
 def _written(message: Any) -> bool:
-    """Returns whether a policy wrote the message: it is then no part of the problem."""
+    """Returns whether a policy wrote the message, which is then not part of the problem."""
     return isinstance(message, Mapping) and message.get("role") in ("assistant", "tool")
 
 
 def divided(lines: Iterable[bytes], count: int, unit: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (index of the shard, lines) for every block of `unit` lines, in order."""
+    """Yields (shard index, lines) for each block of `unit` lines, in order."""
     lines = iter(lines)
     while block := list(itertools.islice(lines, unit)):
         yield int.from_bytes(hashlib.sha256(problem_of(block[0])).digest()[:8], "big") % count, block
 
 
 def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any], output: Place, unit: int = 1) -> Place:
-    """Writes the shard's records beside its output, once, and returns their file, which may be empty.
+    """Writes the shard's records beside its output, once; returns the file, which may be empty.
 
-    `source` is `jprm.io.outputs.input_of` the whole input, whose `lines` are divided.
+    `source` is `jprm.io.outputs.input_of` the whole input, and `lines` are its lines.
 
     Raises:
-      ValueError: a file of another input or unit is there.
+      ValueError: a file of another input or unit exists.
     """
     part, request = _beside(output, ".input"), {**source, "unit": unit}
     with continued(part, request) as file:
@@ -113,7 +113,7 @@ def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any],
 def write_manifest(
     shard: Shard, output: Place, settings: Mapping[str, Any], counts: Mapping[str, Any], **cost: Any
 ) -> None:
-    """Writes the manifest of a shard that is finished. `settings`: what its results depend on besides its request."""
+    """Writes the manifest of a finished shard. `settings`: further dependencies of the results beside the request."""
     source = stored_request(_beside(output, ".input"))
     content = {
         "version": MANIFEST_VERSION, "shard": shard.index, "shards": shard.count, "unit": source.pop("unit"),
@@ -123,12 +123,12 @@ def write_manifest(
     write_json(_beside(output, ".manifest.json"), content)
 
 
-# ---- One file of all.
+# ---- Merging.
 
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """What a merge wrote, and the sums of what its shards counted and spent."""
+    """The file of a merge, and the summed counts and costs of its shards."""
 
     path: Place
     shards: int
@@ -146,20 +146,20 @@ def merge(
     lines: Callable[[Place], Iterator[bytes]] | None = None,
     input: str | os.PathLike | None = None,
 ) -> Merged:
-    """Writes the outputs of all shards as one file, in the order of the input that they divided.
+    """Joins the outputs of all shards into one file, in the order of the divided input.
 
-    The file has the request of one process's output, so that the command without `--shard` takes it for its own.
+    The file gets the request of an undivided run, so that the command without `--shard` accepts it.
 
     Args:
-      paths: the shards' outputs; other files of their names (`OUT.*`) are passed over.
-      output: the file to write. Default: the name without `.00003-of-00016`.
-      lines: reads the input that was divided, by its path in the request. Default: `lines_of`.
-      input: the input that was divided, which the caller knows. Without it, the shards' word is taken for a file of
-        this machine, or of the bucket that they are in.
+      paths: outputs of the shards; other files that match `OUT.*` are ignored.
+      output: file to write. Default: the name without e.g. `.00003-of-00016`.
+      lines: reads the divided input, given its path in the request. Default: `lines_of`.
+      input: the divided input, as the caller knows it. Without it, the manifests' path must be on this machine or in
+        the shards' bucket.
 
     Raises:
-      ValueError: shards that are missing, not finished, given twice, or of different requests or inputs; results that
-        do not belong to the input. Nothing is written.
+      ValueError: shards are missing, unfinished, duplicated, or of different requests or inputs; or a result does not
+        belong to the input. No file is written.
     """
     stem, paths = _complete(paths)
     output = path_of(output) if output is not None else stem
@@ -199,10 +199,10 @@ def _count(path: Place) -> int:
 
 
 class _Results:
-    """The results of one shard, matched with its input: each belongs to the next record of its problem.
+    """Matches a shard's results with its input: each result belongs to the next record of its problem.
 
-    A command may write no result for a record, or several. Where every problem has as many results as records, each
-    record gets one; elsewhere a problem's results follow each other, at its first record.
+    A command may write no result for a record, or several. If each problem has as many results as records, every record
+    gets one; otherwise a problem's results all follow its first record.
     """
 
     def __init__(self, path: Place):
@@ -216,13 +216,13 @@ class _Results:
         self._next = next(self._results, None)
 
     def rejects(self, line: bytes) -> bool:
-        """Returns whether the command refused this line of the input; each of equal lines is asked for once."""
+        """Returns whether the command rejected this input line; call it once per line, including equal lines."""
         refused = self._rejects[line] > 0
         self._rejects[line] -= refused
         return refused
 
     def results_of(self, line: bytes) -> Iterator[bytes]:
-        """Yields the results of a line of the input."""
+        """Yields the results of an input line."""
         problem = problem_of(line)
         while self._next is not None and problem_of(self._next) == problem:
             result, self._next = self._next, next(self._results, None)
@@ -239,12 +239,12 @@ class _Results:
 
 
 def lines_of(path: Place) -> Iterator[bytes]:
-    """Yields the lines that are not blank, each with one line end."""
+    """Yields the non-blank lines, each with one line end."""
     return (line.rstrip(b"\r\n") + b"\n" for _, line in read_lines(path))
 
 
 def _complete(shards: Sequence[str | os.PathLike]) -> tuple[Place, list[Place]]:
-    """Returns the name that all shards share, and the shards' outputs in order, each there and finished."""
+    """Returns the shards' common name and their outputs in order; all must exist and be finished."""
     named = [(match, path_of(path)) for path in shards if (match := _NAME.fullmatch(os.fspath(path)))]
     if not named:
         raise ValueError("no shard among the files: give all of OUT.00000-of-N to the last")
@@ -300,7 +300,7 @@ def _manifest(path: Place) -> dict[str, Any]:
 
 
 def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what all shards were asked for, without their inputs. Raises ValueError where two differ.
+    """Returns the common request of all shards, without inputs. Raises ValueError if two differ.
 
     A shard without records has no request.
     """
@@ -324,7 +324,7 @@ def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]])
 
 
 def _totals(manifests: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], float, float, dict[str, int]]:
-    """Returns the sums of what the shards counted and spent, as the last fields of `Merged`."""
+    """Sums the shards' counts and costs; the last fields of `Merged`."""
     counts = collections.Counter()
     for manifest in manifests:
         counts.update({key: value for key, value in manifest["counts"].items() if isinstance(value, int | float)})

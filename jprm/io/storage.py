@@ -1,12 +1,12 @@
-"""One type of path for files of this machine and of buckets.
+"""One path type for local files and buckets.
 
-A bucket's file is named `gs://BUCKET/NAME`, `s3://BUCKET/NAME` or by any other address that fsspec opens. `path_of`
-returns a `Place`: a `Local`, which is a `pathlib.Path`, or a `Remote`. Both have the same methods, so that outputs,
-folders and readers do not ask where a file is.
+A file in a bucket is named `gs://BUCKET/NAME`, `s3://BUCKET/NAME` or by another address that fsspec opens. `path_of`
+returns a `Place`: a `Local`, which is a `pathlib.Path`, or a `Remote`. Both have the same methods, so outputs, folders
+and readers need not distinguish them.
 
-An object store has no renaming, no appending and no locks. It has three things that suffice: an object appears whole,
-when its upload ends; a write may demand that there is no object of the name yet; and names can be listed. `Remote` is
-those three, with the methods of `pathlib.Path` that outputs use. `Appended` makes a file that grows of them.
+An object store cannot rename, append or lock. It offers three operations that suffice: an object appears whole when its
+upload ends; a write can require that the name is free; and names can be listed. `Remote` provides these, with the
+`pathlib.Path` methods that outputs use. `Appended` builds a growing file on them.
 """
 
 from __future__ import annotations
@@ -27,41 +27,39 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, Literal, cast
 
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
-"""The extras of jprm that bring the packages for addresses of a scheme."""
+"""Extras of jprm with the packages for an address scheme."""
 
 AT_ONCE = 8
-"""Files that are uploaded or downloaded at a time."""
+"""Concurrent uploads or downloads."""
 
 
 HUB = "hf://"
-"""How the address of a model on the Hugging Face Hub begins, which `jprm.options.place_of` fetches."""
+"""Address prefix of a model on the Hugging Face Hub, which `jprm.options.place_of` downloads."""
 
 Given = str | os.PathLike
-"""A name that a person gave, on the command line or in Python. It is followed wherever it leads."""
+"""A name that the user gave, on the command line or in Python. It may lead anywhere."""
 
 
 def path_of(path: Given) -> Place:
-    """Returns the object of an address, or the path of a file on this machine."""
     return Remote(os.fspath(path)) if is_remote(path) else Local(path)
 
 
 def is_remote(path: str | os.PathLike) -> bool:
-    """Returns whether a path is an address."""
     scheme, separator, _ = os.fspath(path).partition("://")
     return bool(separator) and scheme.isalnum()
 
 
 REPORT = "report.json"
-"""The file that marks a folder as prepared (`jprm prepare`). It is written last."""
+"""Marks a folder as prepared (`jprm prepare`); written last."""
 
 
 PREPARE = "Make a folder with `jprm prepare NAME --input FILE --output DIR`."
 
 
 def records_file(path: str | os.PathLike) -> Place:
-    """Returns the file whose content tells whether records are still the same: a prepared folder's report.
+    """Returns the file that changes whenever the records do: for a prepared folder, its report.
 
-    Raises FileNotFoundError for a folder without one.
+    Raises FileNotFoundError for a folder without a report.
     """
     place = path_of(path)
     if not place.is_dir():
@@ -74,17 +72,17 @@ def records_file(path: str | os.PathLike) -> Place:
 
 
 def cache_folder(name: str) -> pathlib.Path:
-    """Returns the folder of this machine for what can be made again: ~/.cache/jprm/NAME."""
+    """Returns the local folder ~/.cache/jprm/NAME."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "jprm" / name
 
 
 def named_in(file: str | os.PathLike, name: str) -> Place:
-    """Returns the path that a file names: an address or an absolute path, or one relative to the file's folder."""
+    """Resolves a path written in `file`: an address, an absolute path, or one relative to the file's folder."""
     return path_of(name) if is_remote(name) or os.path.isabs(name) else path_of(file).parent / name
 
 
 def mark_own(file: Given) -> None:
-    """Records that this user trusts the file as it is now: names in it count as `Given` on this machine."""
+    """Records that this user wrote the file with its present content: its names count as `Given` on this machine."""
     mark = _mark(path_of(file))
     with contextlib.suppress(OSError):  # a home that cannot be written
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -97,10 +95,8 @@ def _mark(file: Place) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A name from a file, e.g. `base` in experiment.json. The file may be a stranger's.
-
-    It is neither text nor a path, so that no reader can open it by accident. Its methods raise ValueError if the name
-    must not be followed.
+    """A name in a file that may be a stranger's, e.g. `base` in experiment.json. It is neither text nor path, so it
+    cannot be opened directly; its methods return permitted places or raise ValueError.
     """
 
     file: Place
@@ -113,10 +109,8 @@ class Found:
         return _mark(self.file).exists()
 
     def given(self, done: str) -> str:
-        """Returns the name as if a person gave it; the file must be the user's own.
-
-        Args:
-          done: what would happen to the name otherwise, for the error, e.g. "downloaded".
+        """Returns the name as if the user gave it, if the file is the user's own; else raises. `done`: e.g.
+        "downloaded".
         """
         if not self.own:
             raise ValueError(
@@ -126,10 +120,8 @@ class Found:
         return self.text
 
     def data(self) -> Place:
-        """Returns the place of weights or records.
-
-        A stranger's file may lead to this machine or to its own bucket. A request elsewhere would show its author who
-        reads the file, with that person's credentials.
+        """Returns a place to read weights or records from. A stranger's file may only lead to this machine or its own
+        bucket; other reads would identify the user to its author, with the user's credentials.
         """
         bucket, of_file = (os.fspath(path).split("/")[:3] for path in (self.text, self.file))
         elsewhere = is_remote(self.text) and bucket != of_file
@@ -137,9 +129,9 @@ class Found:
 
 
 class Local(pathlib.PosixPath):
-    """A file or folder of this machine: a `pathlib.Path` with the methods in which a bucket differs (`Remote`)."""
+    """A local file or folder: a `pathlib.Path` with the additional methods of `Remote`."""
 
-    here: Literal[True] = True  # on this machine: read where it is, renamed when it is whole, locked
+    here: Literal[True] = True  # local: read in place, renamed when complete, lockable
 
     @property
     def address(self) -> str:
@@ -147,11 +139,11 @@ class Local(pathlib.PosixPath):
         return os.path.abspath(self)
 
     def files(self) -> list[Local]:
-        """Returns all files of this folder and of those in it, in order of their names, or this file."""
+        """Returns this file, or all files below this folder, sorted."""
         return [self] if self.is_file() else sorted(file for file in self.rglob("*") if file.is_file())
 
     def folders_with(self, name: str) -> list[Local]:
-        """Returns the folders below this one that hold a file of the name, in order; none within another of them."""
+        """Returns the outermost folders below this one that contain a file `name`, sorted."""
         folders = []
         for folder, within, files in os.walk(self):
             within.sort()
@@ -161,29 +153,28 @@ class Local(pathlib.PosixPath):
         return sorted(folders)
 
     def stamp(self) -> dict[str, Any]:
-        """Returns what changes with the file's content, without reading it; a copy has another stamp."""
+        """Returns metadata that changes with the content, without reading it. A copy has another stamp."""
         about = os.stat(self)
         times = {"modified": about.st_mtime_ns, "changed": about.st_ctime_ns}  # a program can set the first of them
         return {"bytes": about.st_size, **times, "file": about.st_ino}
 
     def checksum(self) -> dict[str, Any]:
-        """Returns what tells the file's content from any other."""
         return {"sha256": sha256_of(self)}
 
     def contents(self) -> list[Any]:
-        """Returns what tells the content of the file, or of all files of the folder, from any other."""
+        """Returns checksums of the file, or of all files below the folder."""
         return [[str(file.relative_to(self)), sha256_of(file)] for file in self.files()]
 
     def modified(self) -> float:
-        """Returns when the file was written, in seconds since 1970. Raises FileNotFoundError."""
+        """Returns the modification time in seconds since 1970. Raises FileNotFoundError."""
         return self.stat().st_mtime
 
     def holds_bytes(self) -> bool:
-        """Returns whether there is a file that is not empty."""
+        """Returns whether the file exists and is not empty."""
         return self.exists() and self.stat().st_size > 0
 
     def check_readable(self) -> None:
-        """Raises FileNotFoundError, or ValueError for a pipe or device, which would be waited for."""
+        """Raises FileNotFoundError, or ValueError for a pipe or device, which could block forever."""
         if not stat.S_ISREG(mode := os.stat(self).st_mode) and not stat.S_ISDIR(mode):
             raise ValueError(f"{self}: is not a file on disk, and it is read twice. Write it to a file first")
 
@@ -195,13 +186,13 @@ class Local(pathlib.PosixPath):
             raise ValueError(f"{self}: is {kind}, and only a file is replaced; name a file")
 
     def is_same(self, other: str | os.PathLike) -> bool:
-        """Returns whether a path is of the same file, under this or another name."""
+        """Returns whether `other` is the same file, under any name."""
         same = os.path.realpath(other) == os.path.realpath(self)
         return same or (os.path.exists(self) and os.path.exists(other) and os.path.samefile(other, self))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
-        """Opens the file to read. Raises ValueError where it has changed when the block ends, and for a pipe."""
+        """Opens the file for reading. Raises ValueError for a pipe, or if the file changed before the block ended."""
         self.check_readable()
         with self.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -211,7 +202,7 @@ class Local(pathlib.PosixPath):
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
-        """Opens a binary file to write, which takes this name when the block ends well; otherwise it is removed."""
+        """Opens a temporary file for writing, which replaces this one if the block succeeds, else is removed."""
         partial = Local(partial_of(self))
         partial.parent.mkdir(parents=True, exist_ok=True)
         self.check_replaceable()
@@ -226,11 +217,11 @@ class Local(pathlib.PosixPath):
 
     @contextlib.contextmanager
     def growing(self, request: str = "") -> Iterator[Growing]:
-        """Opens the file to read and to append, locked against other processes, of this or another `request`.
+        """Opens the file for reading and appending, locked against other processes. `request` is ignored here.
 
         Raises:
-          ValueError: another process has it open, or it is no file.
-          OSError: as the system's, with the file's name.
+          ValueError: another process has it open, or it is not a file.
+          OSError: system errors, with the file's name.
         """
         del request
         self.check_replaceable()
@@ -240,14 +231,14 @@ class Local(pathlib.PosixPath):
             yield Growing(file, self)
 
     def append(self, line: bytes) -> bool:
-        """Appends to the file at once; returns whether files can grow."""
+        """Appends immediately; returns True, as local files can grow."""
         with self.open("ab") as file:
             file.write(line)
         return True
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[str]:
-        """Yields the path of a folder of this machine whose files are in this one when the block ends."""
+        """Yields the path of a local folder whose files belong to this one after the block."""
         yield str(self)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
@@ -255,14 +246,13 @@ class Local(pathlib.PosixPath):
         return only_run(self)
 
     def discard(self) -> None:
-        """Removes the file where it is there."""
         self.unlink(missing_ok=True)
 
 
 class Remote(os.PathLike):
-    """An object of a bucket, or the common beginning of objects' names, as a folder.
+    """An object in a bucket, or a common prefix of objects as a folder.
 
-    Raises OSError, with the address, where the store cannot be reached or refuses.
+    Raises OSError, with the address, if the store is unreachable or refuses access.
     """
 
     here: Literal[False] = False
@@ -321,7 +311,7 @@ class Remote(os.PathLike):
     absolute = resolve
 
     def mkdir(self, **_: bool) -> None:
-        """Does nothing: a folder of a bucket is there with its first object."""
+        """Does nothing: a folder in a bucket exists once it has an object."""
 
     def is_file(self) -> bool:
         return self._kind() == "file"
@@ -330,7 +320,7 @@ class Remote(os.PathLike):
         return self._kind() == "directory"
 
     def exists(self) -> bool:
-        """Returns whether there is an object of this name, or any in this folder."""
+        """Returns whether an object of this name, or below it, exists."""
         return bool(self._kind())
 
     def _kind(self) -> str:
@@ -339,7 +329,7 @@ class Remote(os.PathLike):
         return ""
 
     def files(self) -> list[Remote]:
-        """Returns all objects of this folder and of those in it, in order of their names, or this object."""
+        """Returns this object, or all objects below this folder, sorted."""
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
             # s3fs gives the folder itself where its first object comes while it looks
             names = [name[len(place) + 1 :] for name in sorted(store.find(place)) if name[-1] != "/"]
@@ -348,13 +338,13 @@ class Remote(os.PathLike):
         return [self] if self.is_file() else []
 
     def names(self) -> list[str]:
-        """Returns the names of the objects in this folder, in order."""
+        """Returns the names of the folder's direct objects, sorted."""
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
             return sorted(name.rpartition("/")[2] for name in store.find(place, maxdepth=1) if name != place)
         return []
 
     def folders_with(self, name: str) -> list[Remote]:
-        """Returns the folders below this one that hold an object of the name, in order; none within another of them."""
+        """Returns the outermost folders below this one that contain an object `name`, sorted."""
         folders: list[Remote] = []
         for folder in sorted({file.parent.url for file in self.files() if file.name == name and file.parent != self}):
             if not any(folder.startswith(f"{outer.url}/") for outer in folders):
@@ -362,7 +352,7 @@ class Remote(os.PathLike):
         return folders
 
     def stamp(self) -> dict[str, Any]:
-        """Returns the object's size and what changes with its content. Raises FileNotFoundError."""
+        """Returns size and version metadata. Raises FileNotFoundError."""
         with _store(self) as (store, place):
             about = store.info(place)
         changes = (about.get(key) for key in ("generation", "ETag", "etag", "LastModified", "mtime", "created"))
@@ -371,7 +361,7 @@ class Remote(os.PathLike):
     checksum = stamp
 
     def contents(self) -> list[Any]:
-        """Returns what the store says of the object, or of all objects of the folder."""
+        """Returns the metadata of the object, or of all objects below the folder."""
         return [file.stamp() for file in self.files()]
 
     def check_readable(self) -> None:
@@ -382,15 +372,14 @@ class Remote(os.PathLike):
         """Does nothing: every object can be replaced."""
 
     def is_same(self, other: str | os.PathLike) -> bool:
-        """Returns whether a path is this address."""
         return path_of(other) == self
 
     def holds_bytes(self) -> bool:
-        """Returns whether there is an object, or a piece of one that grows; a piece is never empty."""
+        """Returns whether the object, or a piece of a growing one, exists; a piece is never empty."""
         return self.exists()
 
     def modified(self) -> float:
-        """Returns when the object was written, in seconds since 1970. Raises FileNotFoundError."""
+        """Returns the modification time in seconds since 1970. Raises FileNotFoundError."""
         with _store(self) as (store, place):
             return store.modified(place).timestamp()
 
@@ -403,7 +392,7 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
-        """Opens the object to read, a block at a time. Raises ValueError where it has changed when the block ends."""
+        """Opens the object for reading, block by block. Raises ValueError if it changed before the block ended."""
         before = self.stamp()
         with _store(self) as (store, place):
             opened = store.open(place, "rb")
@@ -413,7 +402,7 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
-        """Opens a temporary file to write, which becomes the object when the block ends well."""
+        """Opens a temporary file for writing, which is uploaded if the block succeeds."""
         with tempfile.NamedTemporaryFile() as file:
             yield cast(IO[bytes], file)
             file.flush()
@@ -421,41 +410,41 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def growing(self, request: str = "") -> Iterator[Growing]:
-        """Opens the pieces of a file that grows. Another `request` has others, and takes none for its own."""
+        """Opens the pieces of a growing file. Pieces of another `request` are separate."""
         with Appended(self / request if request else self) as file:
             yield file
 
     def append(self, line: bytes) -> bool:
-        """Returns False, and has done nothing: an object cannot grow."""
+        """Returns False without writing: an object cannot grow."""
         return False
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[str]:
-        """Yields a temporary folder, whose files are uploaded when the block ends."""
+        """Yields a temporary folder, whose files are uploaded after the block."""
         with tempfile.TemporaryDirectory() as folder:
             yield folder
             self.upload_folder(folder)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Does nothing: an object appears whole, by any writer."""
+        """Does nothing: an object appears whole, whoever writes it."""
         return contextlib.nullcontext()
 
     def discard(self) -> None:
-        """Removes the pieces of a file that grew."""
+        """Removes the pieces of a growing file."""
         self.remove_folder()
 
     def write_bytes(self, content: bytes, *, new: bool = False) -> None:
-        """Writes the object whole or not at all. With `new`, raises FileExistsError where there is one of the name."""
+        """Writes the object atomically. With `new`, raises FileExistsError if the name is taken."""
         with _store(self) as (store, place):
             store.pipe_file(place, content, mode="create" if new else "overwrite")
 
     def upload(self, file: str | os.PathLike) -> None:
-        """Writes the content of a file of this machine, whole or not at all."""
+        """Uploads a local file atomically."""
         with _store(self) as (store, place):
             store.put_file(os.fspath(file), place)
 
     def upload_folder(self, folder: str | os.PathLike, last: str = "") -> None:
-        """Writes all files of a folder of this machine, several at once, and the one named `last` after all others."""
+        """Uploads all files below a local folder, several at once, and the file `last` after all others."""
         paths = (path for path in pathlib.Path(folder).rglob("*") if path.is_file())
         names = [path.relative_to(folder).as_posix() for path in paths]
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -465,7 +454,7 @@ class Remote(os.PathLike):
             (self / last).upload(pathlib.Path(folder) / last)
 
     def download_folder(self, folder: str | os.PathLike) -> None:
-        """Writes all objects of this folder into one of this machine, several at once."""
+        """Downloads all objects below this folder into a local one, several at once."""
 
         def fetch(file: Remote) -> None:
             target = pathlib.Path(folder) / file.url.removeprefix(f"{self.url}/")
@@ -476,13 +465,13 @@ class Remote(os.PathLike):
             list(pool.map(fetch, self.files()))
 
     def remove_folder(self, first: str = "") -> None:
-        """Deletes all objects of this folder, the one named `first` before all others."""
+        """Deletes all objects below this folder, the one named `first` before all others."""
         (self / first).unlink(missing_ok=True)
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
             store.rm(place, recursive=True)
 
     def download(self, file: str | os.PathLike) -> None:
-        """Writes the object into a file of this machine. Raises OSError where a part of it came."""
+        """Downloads the object to a local file. Raises OSError if it is incomplete."""
         with _store(self) as (store, place):
             store.get_file(place, os.fspath(file))
             whole = store.size(place)
@@ -505,7 +494,7 @@ def _check_unchanged(path: Place, before: Any, after: Any) -> None:
 
 @contextlib.contextmanager
 def _store(remote: Remote) -> Iterator[tuple[Any, str]]:
-    """Yields the fsspec file system of an address and the name in it. Its errors become OSErrors with the address."""
+    """Yields the fsspec file system of an address and the path in it. Converts errors to OSError with the address."""
     import fsspec
 
     scheme = remote.url.partition("://")[0]
@@ -523,29 +512,28 @@ def _store(remote: Remote) -> Iterator[tuple[Any, str]]:
 
 
 class Growing:
-    """A file that grows: read from anywhere, written at its end. On this machine a file that its process has locked."""
+    """A growing file: readable anywhere, writable at its end. A local one is locked by this process."""
 
     def __init__(self, file: IO[bytes], path: str | os.PathLike):
         self._file, self.name = file, os.fspath(path)
 
     def __getattr__(self, name: str) -> Any:
-        """Its file's methods; `flush` returns when what was written would outlive the process."""
+        """Delegates to the file. After `flush`, written data survive the process."""
         return getattr(self._file, name)
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._file)
 
     def become(self, output: Place) -> None:
-        """Renames the file, which is whole, to its own name."""
+        """Renames the complete file to `output`."""
         self._file.flush()
         os.replace(self.name, output)
 
     def unlink(self) -> None:
-        """Removes the file where it is there."""
         pathlib.Path(self.name).unlink(missing_ok=True)
 
     def clear(self) -> bool:
-        """Removes the file if it is empty; returns whether it is known that there is none."""
+        """Removes the file if it is empty; returns whether it is certain that no file is left."""
         path = Local(self.name)
         if not path.holds_bytes():
             path.unlink(missing_ok=True)
@@ -553,10 +541,10 @@ class Growing:
 
 
 class Appended(Growing):
-    """A file that grows in a bucket: an object for each flush, `NAME/OFFSET`, of which every one is whole.
+    """A growing file in a bucket: each flush writes one whole object, `NAME/OFFSET`.
 
-    It is read and written here, in a temporary file; `flush` uploads what is new. What a killed process had uploaded is
-    there again when the file is opened. Of two processes that append, the second to upload a piece is refused.
+    It is read and written in a local temporary file; `flush` uploads the new part. Opening restores what a killed
+    process had uploaded. If two processes append, the second to upload a piece is refused.
     """
 
     def __init__(self, remote: Remote):
@@ -578,7 +566,7 @@ class Appended(Growing):
         return self._file.write(content)
 
     def flush(self) -> None:
-        """Uploads what was written since the last flush. Raises ValueError where another process has appended."""
+        """Uploads data written since the last flush. Raises ValueError if another process has appended."""
         self._file.seek(self._uploaded)
         if content := self._file.read():
             try:
@@ -588,7 +576,7 @@ class Appended(Growing):
             self._uploaded += len(content)
 
     def truncate(self, size: int) -> int:
-        """Cuts the file, and what is in the bucket, from the end on so that a kill leaves a beginning."""
+        """Truncates the file and its pieces, from the end, so that a kill leaves a valid beginning."""
         for name in reversed(self.remote.names()):
             start = int(name) if name.isdigit() else -1
             if start >= size:
@@ -600,7 +588,7 @@ class Appended(Growing):
         return self._file.truncate(size)
 
     def become(self, output: Place) -> None:
-        """Writes the whole file as one object, and removes the pieces."""
+        """Writes the whole file as one object, then removes the pieces."""
         with output.replacing() as whole:
             self._file.seek(0)
             shutil.copyfileobj(self._file, whole, 1 << 20)
@@ -612,18 +600,18 @@ class Appended(Growing):
             (self.remote / name).unlink(missing_ok=True)
 
     def clear(self) -> bool:
-        """Returns False: a piece is never empty, and another run may have begun this output."""
+        """Returns False: a piece is never empty, and another run may have started this output."""
         return False
 
 
 def partial_of(path: str | os.PathLike) -> str:
-    """Returns the name under which a file is written until it is complete."""
+    """Returns the temporary name of an incomplete file."""
     return f"{os.fspath(path)}.partial"
 
 
 @contextlib.contextmanager
 def only_run(path: str | os.PathLike) -> Iterator[None]:
-    """Locks a file or folder, which need not exist, against other processes within the block, by `PATH.lock`.
+    """Locks a path, which need not exist, against other processes during the block, by `PATH.lock`.
 
     Raises:
       ValueError: another process has locked it.
@@ -639,7 +627,7 @@ def only_run(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named(path: str | os.PathLike) -> Iterator[None]:
-    """Adds the file's name to the error of a full disk, which the system leaves out."""
+    """Adds the file's name to disk-full errors, which the system omits."""
     try:
         yield
     except OSError as error:
@@ -657,7 +645,7 @@ class Taken(ValueError):
 
 
 def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
-    """Locks the file until it is closed. One that was renamed meanwhile is another process's, and whole."""
+    """Locks the file until it is closed. If it was renamed meanwhile, another process completed it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
@@ -675,6 +663,5 @@ def _lock(file: IO[bytes], path: str | os.PathLike) -> None:
 
 
 def sha256_of(path: str | os.PathLike) -> str:
-    """Returns the checksum of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
