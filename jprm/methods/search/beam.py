@@ -1,8 +1,8 @@
 """Step beam search, and DVTS (diverse verifier tree search): several independent beams.
 
-As in search-and-learn, a round samples and scores width * expand steps and keeps the best. Unlike it, a finished chain
-keeps its place in the beam while its score earns it, so a search ends when the whole beam has finished; a chain that
-was cut off is not finished; and the same step sampled twice takes one place.
+As in search-and-learn, a round samples and scores width * expand steps and keeps the best. Differences: a finished
+chain keeps its place in the beam while its score suffices, so a search ends when the whole beam has finished; a chain
+that was cut off is not finished; and the same step sampled twice takes one place.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Beam:
-    """Step beam search: sample next steps, score them, continue from the best `width`.
+    r"""Step beam search: sample next steps, score them, continue from the best `width`.
 
-    It samples about width * expand times the tokens of one chain. A budget that ends before a chain is finished leaves
-    a tree without a result, which says so.
+    It samples about width * expand times the tokens of one chain. If the budget ends before a chain is finished, the
+    tree has no result but a reason.
 
     For example:
       jprm search beam --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --width 4 \\
@@ -50,10 +50,10 @@ class Beam:
 
 @dataclasses.dataclass(frozen=True)
 class DVTS:
-    """DVTS (diverse verifier tree search): independent subtrees, each continuing from the best of its own next steps.
+    r"""DVTS (diverse verifier tree search): independent subtrees, each continuing from the best of its own next steps.
 
-    With one subtree it is a beam of width 1. It samples about subtrees * expand times the tokens of one chain. A budget
-    that ends before a chain is finished leaves a tree without a result, which says so.
+    With one subtree it is a beam of width 1. It samples about subtrees * expand times the tokens of one chain. If the
+    budget ends before a chain is finished, the tree has no result but a reason.
 
     For example:
       jprm search dvts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
@@ -82,7 +82,7 @@ def select_beams(
 ) -> tuple[list[int], list[int]]:
     """Returns (live, held): the candidates with the `width` highest keys, split into unfinished and finished ones.
 
-    The first of equal keys comes first. A NaN key is never kept.
+    Ties go to the earlier candidate. A NaN key is never kept.
     """
     order = sorted((i for i, key in enumerate(key_C) if key == key), key=lambda i: -key_C[i])[:width]
     return [i for i in order if not finished_C[i]], [i for i in order if finished_C[i]]
@@ -118,7 +118,7 @@ def _beams(tree: GrowingTree, rule: str, groups: int, width: int, expand: int, m
 
 
 def _ends(draw: Draw) -> list[tuple[int, bool]]:
-    """Returns the (node, finished) that a draw adds to the candidates: none if it was cut off or has nothing new."""
+    """Returns the (node, finished) candidates of a draw: none if it was cut off or adds nothing."""
     if draw.sample.finish_reason == "stop" and draw.end != ROOT:
         return [(draw.end, True)]
     return [(draw.end, False)] if draw.sample.finish_reason == "step" and draw.end != draw.start else []

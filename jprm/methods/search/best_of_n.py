@@ -1,4 +1,4 @@
-"""Best of N: whole chains from the problem, of which one is chosen by score or by vote (`SearchConfig.choose`)."""
+"""Best of N: whole chains from the problem; one is chosen by score or by vote (`SearchConfig.choose`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import ClassVar
 from jprm.methods.search.growing_tree import ROOT, Ask, GrowingTree, Steps, at_least_one
 
 FIRST = 4
-"""Chains sampled first under a budget, to learn their length; and those of a round between which a vote may stop."""
+"""Chains in the first round under a budget, to learn their length; and per round if a vote may stop early."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BestOfN:
-    """Best of N: sample n whole chains and return the one with the highest score, or the answer that wins a vote.
+    r"""Best of N: sample n whole chains and return the one with the highest score, or the answer that wins a vote.
 
     The output is a file of pools, which `jprm eval best-of-n` reads as well.
 
@@ -25,9 +25,9 @@ class BestOfN:
         --choose weighted --output votes.jsonl
 
     Attributes:
-      n: Chains per problem, at most: fewer where the budget does not allow n.
-      decided: Of a majority: sample four chains at a time, and stop once the leading answer stays ahead of the second
-        with this probability, such as 0.95 (Adaptive-Consistency). 0 samples all n.
+      n: Chains per problem, at most: fewer if the budget does not allow n.
+      decided: For a majority vote: sample four chains at a time, and stop once the leading answer stays ahead of the
+          second with this probability, e.g. 0.95 (Adaptive-Consistency). 0 samples all n.
     """
 
     kind: ClassVar[str] = "pool"
@@ -70,9 +70,9 @@ def lead(tree: GrowingTree) -> float:
 
 
 def stays_ahead(first: int, second: int) -> float:
-    """Returns the probability that the first of two answers is the likelier one, given how often each was sampled.
+    """Returns the probability that the first of two answers is the likelier one, from their counts.
 
-    That is the mass above 1/2 of Beta(first + 1, second + 1) (Aggarwal et al. 2023, arXiv 2305.11860), a binomial tail.
+    It is the mass above 1/2 of Beta(first + 1, second + 1) (Aggarwal et al. 2023, arXiv 2305.11860), a binomial tail.
     """
     n = first + second + 1
     return sum(math.comb(n, i) for i in range(first + 1)) / 2**n

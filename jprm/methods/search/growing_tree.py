@@ -1,7 +1,7 @@
-"""The tree of one problem during a search, and what a search method asks of it.
+"""The tree of one problem during a search, and the requests of a search method.
 
 A method is a frozen config with `steps(tree, rule)`, a generator that yields `Ask`s and receives scored `Draw`s. This
-file and the methods import no array library, so that `jprm search METHOD --help` can list a method's options at once.
+file and the methods import no array library, so that `jprm search METHOD --help` is fast.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Ask:
 class Draw:
     """A sample and its place: it continues node `start` and ends at node `end`, the same node if it has no step.
 
-    `over_budget`: this sample's tokens and those before it exceed the problem's budget. It is scored and recorded, but
-    no method continues from it and it is never the result.
+    `over_budget`: the tokens up to and including this sample exceed the problem's budget. It is scored and recorded,
+        but methods must not continue from it, and it is never the result.
     """
 
     start: int
@@ -49,12 +49,12 @@ class Draw:
 
 
 Steps = Generator[list[Ask], list[list[Draw]], str | None]
-"""A running method: yields requests, receives the draws of each, without those that failed or exceed the budget.
-Returns why it ended, None for `done`."""
+"""A running method: yields requests, receives the draws for each, without failed ones and ones over the budget.
+Returns the reason why it ended, None for `done`."""
 
 
 Finish = Callable[[str, Sequence[str]], tuple[str | None, bool | None]]
-"""(problem, steps of a whole chain) to its answer and whether it is correct, None where unknown."""
+"""(problem, steps of a whole chain) to its answer and whether it is correct; None if unknown."""
 
 
 class GrowingTree:
@@ -91,7 +91,6 @@ class GrowingTree:
         self._tokens: dict[str, list[int]] = {"step": [0, 0], "end": [0, 0]}  # sum and count, by `until`
 
     def path(self, node: int) -> list[int]:
-        """Returns the nodes from the first step to this one."""
         return path_to(node, self.parent)
 
     def steps(self, node: int) -> tuple[str, ...]:
@@ -101,7 +100,7 @@ class GrowingTree:
         return Prefix(self.problem.text, self.steps(node))
 
     def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-        """Returns (score, key) of the chains that end at these nodes, as `jprm.score.aggregate.chain_scores` does."""
+        """Returns (score, key) of the chains that end at these nodes; see `jprm.score.aggregate.chain_scores`."""
         from jprm.score.aggregate import chain_scores
 
         return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
@@ -133,15 +132,15 @@ class GrowingTree:
         return draw
 
     def affordable(self, until: str) -> float:
-        """Returns how many more samples the budget allows, by the mean length so far; until that is known, of a token
-        each."""
+        """Returns the number of samples that the budget still allows, by the mean length so far (first: one token)."""
         total, count = self._tokens[until]
         if self.budget is None:
             return math.inf
         return (self.budget - self.spent) * (count / total if total else 1)
 
     def release(self, nodes: Iterable[int]) -> None:
-        """Declares that no method continues from these nodes. A later sample of the same step is a new node."""
+        """Declares that the method will not continue from these nodes. A later sample of the same step is a new
+        node."""
         for node in nodes:
             self.released.append(node)
             self._child.pop((self.parent[node], self.text[node]), None)
@@ -158,7 +157,7 @@ class GrowingTree:
 
 
 def at_least_one(config: Any, *names: str) -> None:
-    """Raises ValueError for the first of these fields of a config that is below 1."""
+    """Raises ValueError if one of these fields is below 1."""
     for name in names:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1")
@@ -174,14 +173,14 @@ METHODS = {
     "mcts": "jprm.methods.search.mcts:MCTS",
     "refine": "jprm.methods.search.refine:Refine",
 }
-"""A new method is one file, like `jprm.methods.search.refine`, and one line here, or a file of the user's own:
-`jprm search NAME` and `jprm search FILE.py:NAME` take its options from the config's fields, and their text from its
-docstring."""
+"""Methods by command name. A new method is one file, like `jprm.methods.search.refine`, and one line here, or a file
+of the user's own: `jprm search NAME` and `jprm search FILE.py:NAME` take its options from the config's fields, and
+their help from its docstring."""
 
 Choice = Literal["best", "majority", "weighted"]
 CHOICES: tuple[str, ...] = get_args(Choice)
 
 
 def find(name: str) -> Any:
-    """Returns the config class of a method, given by its name, as `module:NAME` or as `FILE.py:NAME`."""
+    """Returns the config class of a method, by its name, `module:NAME` or `FILE.py:NAME`."""
     return find_part(name, METHODS, "method", type, files=True)

@@ -1,8 +1,8 @@
 """Searches from file to file, for `jprm search`.
 
-Until `OUTPUT` is whole, three files are beside it: `OUTPUT.part` with a line for every finished problem,
-`OUTPUT.samples` with everything that the policy wrote, and `OUTPUT.info.json` with the request. The same command
-therefore continues: it searches no finished problem and pays for no sample twice.
+Until `OUTPUT` is complete, three files are beside it: `OUTPUT.part` with a line per finished problem, `OUTPUT.samples`
+with all samples of the policy, and `OUTPUT.info.json` with the request. So the same command continues: it repeats no
+finished problem and pays for no sample twice.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def search_file(
     *,
     on_error: str = "stop",
 ) -> dict[str, int]:
-    """Searches the problems of a file and returns counts; `prm_tokens` and `judge_tokens` omit what a kill lost.
+    """Searches the problems of a file and returns counts; `prm_tokens` and `judge_tokens` omit tokens lost by a kill.
 
     `scored_by` identifies the scorer in the results. A problem without a single sampled step has no record: its line
-    goes, byte for byte, to `OUTPUT.rejects`, as do bad lines with on_error='skip'.
+    goes, byte for byte, to `OUTPUT.rejects`, like bad lines with on_error='skip'.
 
     Raises:
-      ValueError: `output`, or its part, is of another request; nothing is touched.
-      PolicyError: the policy gives nothing; the same call continues once it does.
+      ValueError: `output`, or its part, belongs to another request; no file is touched.
+      PolicyError: the policy does not answer; the same call continues once it does.
     """
     output = path_of(output)
     samples = output.with_name(output.name + ".samples")
@@ -121,7 +121,7 @@ def _counts(output: Path) -> dict[str, int]:
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
-    """Returns the index of the highest key, the first of equals; None if all are NaN.
+    """Returns the index of the highest key, the first if tied; None if all are NaN.
 
     A chain without an answer is chosen only if no chain has one.
     """
@@ -134,7 +134,7 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 
 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
-    """Returns the class with the largest sum of weights, the first of equals. Class -1 has no vote."""
+    """Returns the class with the largest sum of weights, the first if tied. Class -1 has no vote."""
     class_N = np.asarray(class_N)
     if not (class_N >= 0).any():
         return None
@@ -145,7 +145,7 @@ def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> i
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The chosen chain: the index of its last draw, None if there is none, and then the reason."""
+    """The chosen chain: the index of its last draw, or None and the reason."""
 
     draw: int | None
     answer: str | None = None
@@ -155,7 +155,7 @@ class Result:
 
 
 Answers = dict[int, tuple[str | None, bool | None]]
-"""By the last node of a chain: its answer, and whether that is correct, None where unknown."""
+"""The answer of each chain by its last node, and whether it is correct (None if unknown)."""
 
 
 def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
@@ -202,7 +202,7 @@ def _why_none(tree: GrowingTree) -> str:
 
 
 def answers_of(tree: GrowingTree) -> Answers:
-    """Returns the final answers of finished chains, also of those over the budget."""
+    """Returns the final answers of finished chains, also of chains over the budget."""
     ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
         return {node: tree.finished_by(tree.problem.text, tree.steps(node)) for node in ends}
@@ -247,7 +247,7 @@ def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, A
 
 
 def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[ReadCritique]:
-    """Returns the critiques with the nodes of the record that they are about: a pool repeats shared prefixes."""
+    """Returns the critiques with the record's nodes to which they refer; a pool repeats shared prefixes."""
     path = [node for i in drawn for node in tree.path(tree.draws[i].end)] if kind == "pool" else range(len(tree.text))
     places: dict[int, list[int]] = collections.defaultdict(list)
     for place, node in enumerate(path):
@@ -256,7 +256,7 @@ def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[ReadCritique
 
 
 def _sample(tree: GrowingTree, draw: Draw, scores, answers: Answers) -> dict[str, Any]:
-    """Returns a draw as a sample of a pool. A chain that was cut off has no answer and is not taken for finished."""
+    """Returns a draw as a sample of a pool. A chain that was cut off has no answer and is not correct."""
     path = tree.path(draw.end)
     unknown = tree.problem.answer is None and tree.finished_by is None
     whole, cut_off = draw.sample.finish_reason == "stop", (None, None if unknown else False)
@@ -282,7 +282,7 @@ def _nodes(tree: GrowingTree, scores, answers: Answers) -> list[dict[str, Any]]:
 
 
 def _outcome(tree: GrowingTree, node: int, answered: tuple[str | None, bool | None]) -> dict[str, Any]:
-    """Returns a chain's answer, the rule that took it from the text (none where a world gave it), and its verdict."""
+    """Returns a chain's answer, the rule that extracted it (none if an environment gave it), and its verdict."""
     answer, correct = answered
     outcome: dict[str, Any] = {"answer": answer}
     if answer is not None and tree.finished_by is None:
@@ -307,14 +307,14 @@ def _about(draw: Draw) -> dict[str, Any]:
 
 _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "over_budget_tokens", "reason", "failed",
           "error", "unscored_steps", "empty", "accepted", "threshold", "confidence", "error_rate", "seed"}  # fmt: skip
-"""Keys of `search` that are results, or may differ. The others describe how the problems were searched."""
+"""Keys of `search` that are results or may differ. The others describe the way of searching."""
 
 
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:
     """Returns the threshold on the chosen chain's score. Searches that chose nothing are left out.
 
-    Raises ValueError for a record that is no search result, repeats a problem, or has a choice of unknown correctness
-    or whose score is no probability.
+    Raises ValueError for a record that is not a search result, repeats a problem, has a choice of unknown correctness,
+    or has a score that is not a probability.
     """
     scores, right, seen = [], [], set()
     for i, record in enumerate(records, start=1):
@@ -346,7 +346,8 @@ def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
 def filter_file(input: Path, calibration: Path, output: Path, error_rate: float, confidence: float) -> dict[str, Any]:
     """Writes the results in `input` with `search.accepted`; returns counts and the threshold.
 
-    Raises ValueError as `calibrate`; results that were searched differently from the calibration's, or share a problem.
+    Raises ValueError like `calibrate`, and if the results were searched differently from the calibration's or share a
+    problem with it.
     """
     check_output(output, input, calibration)
     known, records = (list(read_records(path)) for path in (calibration, input))
@@ -371,12 +372,12 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
 
 
 def way_of(record: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """Returns how a record, the i-th, was searched."""
+    """Returns the settings with which the i-th record was searched."""
     return {key: value for key, value in _found(record, i).items() if key not in _COSTS}
 
 
 def _one_way(records: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """Returns how the records were searched, which must be the same for all."""
+    """Returns the settings with which the records were searched; they must be equal."""
     if not records:
         raise ValueError(f"{os.fspath(path)}: holds no record")
     ways = [way_of(record, i) for i, record in enumerate(records, 1)]
@@ -394,7 +395,7 @@ def _found(record: Mapping[str, Any], i: int) -> Mapping[str, Any]:
 
 
 def _score(search: Mapping[str, Any], i: int) -> float | None:
-    """Returns the chosen chain's score; None if nothing was chosen, or by a vote that needs no score."""
+    """Returns the chosen chain's score; None if nothing was chosen, or by a vote without scores."""
     score = search.get("score")
     if search["chosen"] is None or score is None:
         return None

@@ -1,8 +1,8 @@
 """Searches many problems at once: all methods ask, the policy samples, the scorer scores, and the methods continue.
 
 A method is a generator over one problem's tree, written as if its problem were alone. A round of all problems is one
-call of the policy for every number of samples that is requested (one if all request alike) and one call of the scorer
-for every step of depth that the samples have (one if a sample is a step).
+policy call per requested number of samples (one if all are equal) and one scorer call per step of depth in the samples
+(one if a sample is a step).
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ from jprm.tree import Node, ReasoningTree, path_to
 
 
 class Method(Protocol):
-    """A frozen config with the running method, as in `jprm.methods.search.beam`.
-
-    `kind` is the kind of record that the search writes.
-    """
+    """A frozen config with the running method, e.g. `jprm.methods.search.beam.Beam`. `kind` is the kind of record to
+    write."""
 
     kind: ClassVar[Literal["pool", "tree"]]
 
@@ -40,15 +38,15 @@ class Method(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """How problems are searched.
+    """Settings of a search.
 
     Attributes:
-      method: a config such as `BestOfN(16)` or `Beam(4, 4)`.
-      rule: one of `jprm.score.scale.RULES`: from the scores of steps to that of a chain.
-      choose: `best` returns the finished chain with the highest score; `majority` the answer that most finished samples
-        have, `weighted` the answer whose samples have the largest sum of scores, each with its best chain.
-      budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length
-        so far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
+      method: a config, e.g. `BestOfN(16)` or `Beam(4, 4)`.
+      rule: one of `jprm.score.scale.RULES`, from step scores to a chain score.
+      choose: `best` returns the finished chain with the highest score; `majority` the most frequent answer, `weighted`
+          the answer with the largest sum of scores, each with its best chain.
+      budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length so
+          far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
       seed: number of the first sample of a prefix.
       at_once: problems that advance together.
     """
@@ -85,13 +83,13 @@ class _Running:
 def search(
     problems: Iterable[Problem], policy: Policy, scorer: LiveScorer, config: SearchConfig
 ) -> Iterator[tuple[int, GrowingTree]]:
-    """Yields (index, finished search) of every problem, in the order in which they finish.
+    """Yields (index, finished search) of every problem, in order of completion.
 
     A sample that fails is counted in its tree, and the search continues.
 
-    Raises PolicyError where every sample of a round failed, so the policy is down. If the policy has answered before,
-    and at most half (or one) of the problems that started together are left, the failures count as theirs instead: a
-    prefix may have grown too long.
+    Raises PolicyError if every sample of a round failed, so that the policy seems down. But if it has answered before,
+    and at most half (or one) of the problems that started together are left, the failures count as theirs: a prefix may
+    have grown too long.
     """
     numbered = enumerate(problems)
     answered = [False]  # whether the policy ever answered
@@ -136,7 +134,7 @@ def _advance(running: list[_Running], resume: Callable[[_Running], list[Ask]]) -
 
 
 def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]:
-    """Returns the requests without the samples that the budget does not allow, and whether any were cut."""
+    """Drops the samples that the budget does not allow; returns the requests, and whether any were dropped."""
     share, kept = 1.0, []
     for ask in asks:
         all_of_it = tree.affordable(ask.until)
@@ -153,7 +151,7 @@ def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]
 def _draw(
     running: list[_Running], policy: Policy, seed: int, answered: list[bool], few: int
 ) -> dict[int, list[list[Draw]]]:
-    """Samples for all requests and adds them to the trees. Returns, by problem, the draws that its method may use."""
+    """Samples for all requests and adds them to the trees. Returns each method's usable draws, by problem."""
     calls = collections.defaultdict(list)  # requests with equal n and first sample number share a call
     for run in running:
         for place, ask in enumerate(run.asks):
@@ -230,20 +228,20 @@ class LiveScorer(Protocol):
         ...
 
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
-        """Appends steps[i] after parents[i]; returns the new handles and their scores, float32.
+        """Appends steps[i] after parents[i]; returns the new handles and their float32 scores.
 
-        Parents may be of several trees, and one may occur several times.
+        Parents may be in several trees, and may repeat.
         """
         ...
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees handles that are never extended again, as far as no live descendant needs them."""
+        """Frees handles that are never extended again, unless a live descendant needs them."""
         ...
 
 
 def live_scorer(prm: Any) -> LiveScorer:
-    """Returns the scorer of a judge, or the one that computes every token once, or `Rescorer` for models it refuses and
-    for fused verifiers, of which the sources score that can."""
+    """Returns the fastest scorer that fits: `LiveTrees` computes every token once; models that it refuses, rubrics
+    and fused verifiers (by their sources for prefixes) get a `Rescorer`, judges a `LiveJudge`."""
     from jprm.methods.decoding.cache import LiveTrees
 
     if isinstance(prm, Unscored):
@@ -276,7 +274,7 @@ class Unscored:
 
 
 class Rescorer:
-    """A `LiveScorer` over anything with `score_trees`, as `jprm.PRM`: computes the path to every new step again.
+    """A `LiveScorer` over anything with `score_trees`, e.g. `jprm.PRM`: recomputes the path to every new step.
 
     `tokens` stays 0 if `prm` has no `layout`. `jprm.methods.decoding.cache` computes every token once.
     """
@@ -325,11 +323,11 @@ class Rescorer:
 
 
 class LiveJudge(Rescorer):
-    """A `LiveScorer` over a `Judge`: asks about every new step once, whatever the steps before it were judged.
+    """A `LiveScorer` over a `Judge`: asks about every new step once, whatever the verdicts on earlier steps.
 
     `tokens` counts generated tokens. `take` returns the critiques of a step.
 
-    Raises PolicyError where every critique of new steps failed.
+    Raises PolicyError if every critique of the new steps failed.
     """
 
     def __init__(self, judge: Judge):
@@ -358,5 +356,5 @@ class LiveJudge(Rescorer):
         return handles, score_P
 
     def take(self, handle: int) -> list[tuple[Critique, Reading]]:
-        """Returns the critiques of a step and what they say, once."""
+        """Returns the critiques of a step and their readings, and forgets them."""
         return self._judged.pop(handle)

@@ -1,8 +1,8 @@
 """Monte Carlo tree search over steps, with a process reward model as the value of a leaf.
 
 As in AlphaZero (Silver et al., Science 362, 2018), a simulation descends by PUCT to a leaf, expands it, and adds the
-leaf's value along the path. An action is a step that the policy sampled. Its prior is its fraction of the node's
-samples. Its value before the first visit is the model's, which is known as soon as the step is sampled.
+leaf's value along the path. An action is a step that the policy sampled; its prior is its fraction of the node's
+samples. Before its first visit, its value is the model's score, known as soon as the step is sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jprm.methods.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps
 
 @dataclasses.dataclass(frozen=True)
 class MCTS:
-    """Monte Carlo tree search: PUCT decides where to continue, the model's score is the value of a leaf.
+    r"""Monte Carlo tree search: PUCT decides where to continue, the model's score is the value of a leaf.
 
     For example:
       jprm search mcts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
@@ -26,11 +26,11 @@ class MCTS:
 
     Attributes:
       simulations: Walks from the problem to a leaf, at most. The search ends earlier once everything within reach has
-        been visited.
+          been visited.
       expand: Next steps sampled after every visited leaf.
-      c_puct: Weight of exploration in PUCT; AlphaZero's is 1.25. Values are taken to be in [0, 1].
-      rollouts: Completions of every visited leaf, whose mean chain score is then its value; one that is cut off counts
-        as 0. With 0 the value is the score of the leaf's own prefix. Completions are candidates for the result.
+      c_puct: Weight of exploration in PUCT; AlphaZero's is 1.25. Values must be in [0, 1].
+      rollouts: Completions per visited leaf; their mean chain score is then its value, and one that is cut off counts
+          as 0. With 0 the value is the score of the leaf's own prefix. Completions are candidates for the result.
       max_steps: Steps of a chain, at most.
     """
 
@@ -79,7 +79,7 @@ def puct(value_A: Sequence[float], visits_A: Sequence[int], prior_A: Sequence[fl
 
 
 class _State:
-    """The search's knowledge of nodes."""
+    """Visits, values and priors of the nodes."""
 
     def __init__(self):
         self.visits: collections.Counter[int] = collections.Counter()
@@ -107,7 +107,7 @@ class _State:
             self.close(tree, node)
 
     def descend(self, c_puct: float) -> list[int]:
-        """Returns the path from the problem to a node without children, taking the first of equals at every turn."""
+        """Returns the path from the problem to a node without children; ties go to the first child."""
         path, node = [], ROOT
         while self.children.get(node):
             actions = self.children[node]
@@ -124,7 +124,7 @@ class _State:
             self.total[node] += value
 
     def close(self, tree: GrowingTree, node: int) -> None:
-        """Closes a visited node without an open child, then every ancestor that has none left."""
+        """Closes a visited node without open children, then every ancestor left without any."""
         while all(child in self.closed for child in self.children.get(node, ())):
             self.closed.add(node)
             if node == ROOT:

@@ -1,8 +1,8 @@
 """A particle filter over steps (Puri et al. 2025, arXiv 2502.01618).
 
-Every particle takes a step; then all particles are drawn anew from all, in proportion to the odds of their scores. A
-beam keeps the best and may keep the PRM's mistakes; the filter keeps what is likely. Particles that have ended are
-drawn anew with the others in every round, so an answer's share depends on its score and on when its chains end.
+Every particle takes a step; then all particles are resampled in proportion to the odds of their scores. A beam keeps
+the best and may keep the PRM's mistakes; the filter keeps the likely ones. Finished particles are resampled with the
+others in every round, so an answer's share depends on its score and on when its chains end.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jprm.methods.search.growing_tree import ROOT, Ask, GrowingTree, Steps, at_l
 
 @dataclasses.dataclass(frozen=True)
 class Particles:
-    """Particle filter: every particle takes a step, and all are drawn anew by the odds of their scores.
+    r"""Particle filter: every particle takes a step, and all are resampled by the odds of their scores.
 
-    It samples about `particles` times the tokens of one chain. Particles at one prefix share what is computed for it.
+    It samples about `particles` times the tokens of one chain. Particles at one prefix share its computation.
 
     For example:
       jprm search particles --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
@@ -30,7 +30,7 @@ class Particles:
 
     Attributes:
       particles: Chains that are followed.
-      temperature: Of the odds: large ones draw evenly, small ones keep the best.
+      temperature: Of the odds: large ones resample evenly, small ones keep the best.
       max_steps: Rounds, at most.
     """
 
@@ -68,7 +68,7 @@ class Particles:
 
 
 def odds(probabilities: Sequence[float], temperature: float) -> list[float]:
-    """Returns (p / (1 - p))^(1 / temperature), scaled so that the largest is 1; 0 for NaN, and evenly if all are."""
+    """Returns (p / (1 - p))^(1 / temperature), scaled to a maximum of 1; 0 for NaN, or all 1 if all are NaN."""
     logits = [
         -math.inf if p != p else math.log(max(p, 1e-9)) - math.log(max(1 - p, 1e-9)) for p in probabilities
     ]  # fmt: skip
@@ -79,7 +79,7 @@ def odds(probabilities: Sequence[float], temperature: float) -> list[float]:
 def resampled(items: Sequence[int], weights: Sequence[float], n: int, start: float) -> list[int]:
     """Returns n items by systematic resampling: each occurs n w / sum(w) times, rounded down or up.
 
-    `start` in [0, 1) is the only chance in it.
+    `start` in [0, 1) is the only random number.
     """
     total, passed, drawn = sum(weights), 0.0, []
     for item, weight in zip(items, weights, strict=True):

@@ -1,8 +1,9 @@
 """Pools of samples from a policy, from file to file, for `jprm sample`.
 
-Problems are sampled a block at a time. A problem is kept as soon as its samples have ended, if the policy tells of them
-(`took`), else with its block: the same command continues with the problems that are left. A policy whose samples depend
-only on their number gives the same bytes; of a model in this process the last bits depend on the neighbours.
+Problems are sampled a block at a time. A problem is saved as soon as its samples have ended, if the policy reports them
+(`took`), else with its block: the same command continues with the remaining problems. A policy whose samples depend
+only on their number gives the same bytes; with a model in this process the last bits depend on the other samples in the
+batch.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ Path = str | os.PathLike
 def sample_file(
     policy: Policy, input: Path, output: Path, n: int, *, seed: int = 0, at_once: int = 32, on_error: str = "stop"
 ) -> dict[str, int]:
-    """Writes a pool of n samples for every problem of a file; returns counts, those of earlier calls included.
+    """Writes a pool of n samples for every problem of a file; returns counts, including earlier calls.
 
     Sample j has number `seed + j`. `at_once` problems are sampled together.
 
     Raises:
       RecordError: a bad line, for on_error='stop'. With 'skip' it goes to `OUTPUT.rejects`.
-      ValueError: `output`, or its part, is of another request; nothing is touched.
-      PolicyError: the policy gave no sample of a block; the same call continues once it does.
+      ValueError: `output`, or its part, belongs to another request; no file is touched.
+      PolicyError: all samples of a block failed; the same call continues once the policy answers.
     """
     if n < 1 or at_once < 1:
         raise ValueError(f"n is {n} and at_once {at_once}: both must be 1 or more")
@@ -74,7 +75,7 @@ def sample_file(
 def _sample_block(
     policy: Policy, problems: Sequence[Problem], block: Sequence[int], n: int, seed: int, kept: _Kept, seen: _Seen
 ) -> None:
-    """Samples some problems together, and keeps the pool of each once its samples are there.
+    """Samples some problems together, and saves each pool once its samples have ended.
 
     Raises PolicyError if all samples failed.
     """
@@ -107,7 +108,7 @@ def _sample_block(
 
 
 class _Kept:
-    """The part of an output: a line for each pool, in the order in which they ended."""
+    """The part of an output: a line per pool, in order of completion."""
 
     def __init__(self, part: Growing):
         cut(part, 1)  # a kill may leave half a line
@@ -136,13 +137,13 @@ class _Kept:
 
 
 def _most_tokens(policy: Policy) -> int:
-    """Returns how many tokens a sample has at most, 0 if the policy does not say."""
+    """Returns the most tokens of a sample, or 0 if unknown."""
     settings = getattr(policy, "options", None) or getattr(policy, "config", None)
     return getattr(settings, "max_tokens", 0) or 0
 
 
 def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Returns a problem's record, with its samples but those that failed or have no step, which are counted."""
+    """Returns a problem's record with its samples; failed ones and ones without steps are only counted."""
     correct: dict[str | None, bool] = {}  # answers repeat
 
     def written(sample: Sample) -> dict[str, Any]:
@@ -178,20 +179,20 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def shares(counts: Mapping[str, Any]) -> str:
-    """Returns which fractions of the counted samples are correct and cut off, in words."""
+    """Returns the correct and the cut off fractions of the samples, in words."""
     samples = max(1, counts["samples"])
     parts = [] if counts.get("unjudged") else [f"{counts['correct'] / samples:.1%} correct"]
     return ", ".join([*parts, f"{counts['cut'] / samples:.1%} cut off"])
 
 
 def _by_token(policy: Policy) -> dict[str, Any]:
-    """Returns what of a policy's settings decides which numbers of tokens a sample has: its name does not say."""
+    """Returns the policy's settings for numbers per token, which its name does not include."""
     settings = getattr(policy, "options", None) or getattr(policy, "config", None)
     return {name: getattr(settings, name) for name in ("logprobs", "entropies") if hasattr(settings, name)}
 
 
 class _Seen:
-    """What the progress bar says: tokens a second of this call, and shares of the samples in it."""
+    """The text of the progress bar: tokens per second in this call, and shares of its samples."""
 
     def __init__(self, bar: Bar, most: int):
         self.bar, self.most, self.counts, self.begun = bar, most, collections.Counter(), time.monotonic()
@@ -201,7 +202,7 @@ class _Seen:
         self.before = self.counts["tokens"]
 
     def within(self, tokens: int, ended: int) -> None:
-        """Tells of a block that is being sampled."""
+        """Shows the progress inside a block."""
         self._tell(max(self.counts["tokens"], self.before + tokens))
 
     def sample(self, count: int = 1) -> None:

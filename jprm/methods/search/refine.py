@@ -1,6 +1,6 @@
-"""Iterative refinement: samples a chain again from its weakest step on and keeps the new one if it scores higher.
+"""Iterative refinement: resamples a chain from its weakest step on and keeps the new one if it scores higher.
 
-The weakest step has the lowest score. Where a score is the value of the whole chain so far, it is the step with the
+The weakest step has the lowest score. If a score is the value of the whole chain so far, it is the step with the
 largest drop: after one mistake every later value is low.
 """
 
@@ -16,17 +16,17 @@ from jprm.score.scale import OF_CHAINS
 
 @dataclasses.dataclass(frozen=True)
 class Refine:
-    """Iterative refinement: sample a chain again from its weakest step on, and keep the new one if it scores higher.
+    r"""Iterative refinement: resample a chain from its weakest step on, and keep the new one if it scores higher.
 
-    A finished chain is better than one that was cut off, whatever their scores.
+    A finished chain beats one that was cut off, whatever their scores.
 
     For example:
       jprm search refine --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
         --rounds 8 --drafts 4 --output refine.jsonl
 
     Attributes:
-      rounds: Times that a chain is sampled again, at most.
-      drafts: Chains sampled first, of which the best is refined.
+      rounds: Times that a chain is resampled, at most.
+      drafts: Chains sampled first; the best one is refined.
       samples: New endings sampled per round, each keeping the steps before the weakest one.
     """
 
@@ -52,15 +52,14 @@ class Refine:
 
 
 def weakest(score_P: Sequence[float]) -> int:
-    """Returns the index of the lowest score, the first of equals."""
+    """Returns the index of the lowest score, the first if tied."""
     return min(range(len(score_P)), key=lambda i: score_P[i])
 
 
 def _own_scores(tree: GrowingTree, path: Sequence[int]) -> list[float]:
-    """Returns what each step of a path scores by itself: of values, the change that it brings.
+    """Returns per-step scores; for a value model, the difference from the previous step.
 
-    The value of the problem is the mean over the first steps sampled so far: that of a state is the expectation over
-    its next steps.
+    The value of the problem is the mean over the first steps sampled so far, an estimate of its expectation.
     """
     score_P = [tree.score[node] for node in path]
     if tree.semantics not in OF_CHAINS:
@@ -70,7 +69,7 @@ def _own_scores(tree: GrowingTree, path: Sequence[int]) -> list[float]:
 
 
 def _better(tree: GrowingTree, rule: str, current: Draw | None, drawn: Iterable[Draw]) -> Draw | None:
-    """Returns the best chain, `current` unless another is truly better; None where none has scores."""
+    """Returns the best chain; ties keep `current`. None if no chain has scores."""
     draws = [draw for draw in (current, *drawn) if draw is not None and draw.end != ROOT]
     _, key_D = tree.chain_scores([draw.end for draw in draws], rule)
     ranked = [(d.sample.finish_reason == "stop", key, d) for d, key in zip(draws, key_D, strict=True) if key == key]
