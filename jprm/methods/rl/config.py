@@ -1,4 +1,4 @@
-"""`RLExperiment`: what `jprm rl` runs, and the policy's training as an `Experiment`."""
+"""`RLExperiment`: the experiment of `jprm rl`, and the policy's training as an `Experiment`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from jprm.options import place_of
 
 @dataclasses.dataclass(frozen=True)
 class UpdateMethod:
-    """What an update learns from, and the objective with the options that it must have.
+    """The data of an update, and its objective with fixed options.
 
-    samples: whether the policy samples; else the solutions in the files of problems are learnt, as many tokens as the
-        samples of an update would have.
+    samples: whether the policy samples; else it learns from the solutions in the problem files, as many tokens as an
+        update's samples would have.
     pairs: whether right and wrong continuations are compared (`jprm.methods.rl.samples`).
     """
 
@@ -51,14 +51,14 @@ METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """What an update must not pay for, and what ends a run.
+    """Penalties of an update, and conditions that end a run.
 
     floor: the reward of a chain that is blank or was cut off; below 0 it counts under every credit.
-    gaming: end the run, and restore the best checkpoint, where the PRM's score is above the best checkpoint's and fewer
+    gaming: end the run, and restore the best checkpoint, if the PRM's score is above the best checkpoint's and fewer
         answers are correct. An evaluation raises the suspicion, and fresh samples of both policies decide: at most 5 %
         of runs without a loss are ended (`jprm.methods.rl.progress.fresh_test`).
-    kl_budget: end the run where the estimate of KL(policy, start), in nats a token, is above it; 0: no limit.
-    disagreement: end the run where the mean distance between the two PRMs' scores of a step exceeds it; 0: no limit.
+    kl_budget: end the run if the estimate of KL(policy, start), in nats per token, is above it; 0: no limit.
+    disagreement: end the run if the mean distance between the two PRMs' scores of a step exceeds it; 0: no limit.
     """
 
     floor: float = -1.0
@@ -76,12 +76,13 @@ class GuardConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-    """The world in which the policy acts, in place of only writing chains. See `jprm.methods.worlds.environment`.
+    """The environment in which the policy acts; without one it only writes chains. See
+    `jprm.methods.worlds.environment`.
 
     name: `FILE.py:NAME` or `module:NAME`.
-    turns: the most turns of an episode; `max_tokens` are the most of one turn, and `tokens` of all with what the world
+    turns: the most turns of an episode. `max_tokens` limits one turn, and `tokens` all turns with the environment's
         answers.
-    at_once, seconds, processes: as of `World`. A call that fails or takes too long costs its sample and is counted.
+    at_once, seconds, processes: as in `World`. A call that fails or takes too long costs its sample and is counted.
     template: a folder with the chat template; empty: the policy's.
     """
 
@@ -99,14 +100,14 @@ class EnvironmentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RefreshConfig:
-    """The PRM's own learning, on steps of the current policy.
+    """The PRM's own training on steps of the current policy.
 
-    every: updates from one refresh to the next, each on the last update's samples; 0: the PRM stays as it is.
+    every: updates between refreshes, each on the last update's samples; 0: the PRM stays fixed.
     labels: `working`, the check of the working; `rollouts`, whether the verifier accepts completions of a step by the
         current policy; `outcome`, the verifier's rewards of chains, for an outcome model or an implicit PRM.
-    rollouts, chains: for labels="rollouts", completions of each step, and samples of each problem that are labelled.
-    steps, learning_rate: of the PRM's optimizer, which otherwise is the one that its run had.
-    replay: files of labelled steps that are trained on too, such as the PRM's own data.
+    rollouts, chains: for labels="rollouts", completions per step, and labelled samples per problem.
+    steps, learning_rate: of the PRM's optimizer, which is otherwise that of its run.
+    replay: files of labelled steps to train on too, e.g. the PRM's own data.
     """
 
     every: int = 0
@@ -128,34 +129,34 @@ class RefreshConfig:
 class RLExperiment:
     """A policy's reinforcement learning.
 
-    An update samples `samples` chains of `problems_an_update` problems, has the verifier and the PRM judge them, gives
-    every token its credit, and trains on them in `minibatches` steps of the optimizer.
+    An update samples `samples` chains for each of `problems_an_update` problems, lets the verifier and the PRM judge
+    them, computes every token's credit, and trains on them in `minibatches` optimizer steps.
 
-    policy: the run, Hugging Face folder or GGUF file that the policy starts from.
-    model: what its files do not hold, or what to change of a run's model: dtype, remat, attention, ...
-    problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with what else the verifier needs, such as
-      `tests`; evaluations use only the second.
+    policy: the run, Hugging Face folder or GGUF file from which the policy starts.
+    model: model fields that its files lack, or changes to a run's model: dtype, remat, attention, ...
+    problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with other fields for the verifier, e.g.
+    `tests`; only evaluations use the second.
     prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
     verifier: `answer`, `boxed` (only a box counts), `tests` (of programs), or your own, `module:NAME` or
-      `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
-      `jprm.methods.verify.verifiers.Verifier`.
+        `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
+        `jprm.methods.verify.verifiers.Verifier`.
     working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
-    environment: the world in which the policy acts; its reward is then the verifier's.
-    method: in `METHODS`.
-    tokens: of a row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
+    environment: the environment in which the policy acts; its reward replaces the verifier's.
+    method: a name in `METHODS`.
+    tokens: per row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
     sampler_rows: the most samples decoded at once.
-    sampler_dtype: what the matrices of the sampler's copy are stored as; empty: the type of the policy's computation.
-    prm_dtype: what the PRMs are stored as, and bfloat16 and float32 computed in; empty: as they were trained.
-    reference_dtype: what the reference's decoder is stored as.
-    stale: the most updates that the policy which samples is behind the one that learns: the samples of an update are
-        drawn so many updates before. 0: they are drawn by the policy that learns from them.
-    carry: with `stale`, sampling ends with the last sample of the update. Those of later updates that are unfinished go
-        on with the next policy, and each token has the log-probability of the policy that drew it.
-    sampling_hosts: with `stale`, so many of the job's last processes sample and judge, at the same time as the others
-        learn; 0: all processes do both, in turn.
+    sampler_dtype: storage type of the sampler's matrices; empty: the policy's computation dtype.
+    prm_dtype: storage type of the PRMs; if bfloat16 or float32, also their computation dtype. Empty: as trained.
+    reference_dtype: storage type of the reference's decoder.
+    stale: an update's samples are drawn this many updates before it learns from them, by the policy of that time. 0: by
+        the policy that learns from them.
+    carry: with `stale`, sampling stops with the update's last sample. Unfinished samples of later updates continue with
+        the next policy, and each token keeps the log-probability under the policy that sampled it.
+    sampling_hosts: with `stale`, this many of the job's last processes sample and judge while the others learn; 0: all
+        processes do both, in turn.
     reference: keep the start's parameters and measure the KL against them.
-    checkpoint_every: updates from one checkpoint to the next. A new best evaluation has one too.
-    engine: a server that samples in place of this process. Such a run does not continue bit for bit.
+    checkpoint_every: updates between checkpoints. A new best evaluation has one too.
+    engine: servers that sample instead of this process. Such a run does not continue bit for bit.
     """
 
     name: str
@@ -253,7 +254,7 @@ class RLExperiment:
             raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true")
 
     def _check_sampling_hosts(self) -> None:
-        """Raises ValueError for settings that do not go with hosts that only sample."""
+        """Raises ValueError for settings that do not fit hosts that only sample."""
         reason = ""
         if self.sampling_hosts < 0:
             reason = "must not be below 0"
@@ -269,7 +270,7 @@ class RLExperiment:
             raise ValueError(f"sampling_hosts={self.sampling_hosts}: {reason}")
 
     def _check_environment(self, of_sequences: bool) -> None:
-        """Raises ValueError for settings that do not go with episodes."""
+        """Raises ValueError for settings that do not fit episodes."""
         reason = ""
         if self.method not in ("policy_gradient", "rejection"):
             reason = f"method={self.method!r} takes whole texts of the policy; use policy_gradient or rejection"
@@ -284,7 +285,7 @@ class RLExperiment:
 
 
 def learner(config: RLExperiment) -> Experiment:
-    """Returns the policy's training as an experiment, whose data are the loop's own updates."""
+    """Returns the policy's training as an experiment; the loop supplies its data."""
     rows, method = config.micro_rows, METHODS[config.method]
     options = {"temperature": config.temperature} if config.method == "policy_gradient" else method.options
     return Experiment(
@@ -316,7 +317,7 @@ def learner(config: RLExperiment) -> Experiment:
 
 
 def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfig:
-    """Returns the model of a policy. Raises ValueError for a reward model, FileNotFoundError where nothing is."""
+    """Returns a policy's model. Raises ValueError for a reward model, FileNotFoundError if `path` holds nothing."""
     if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(f"model.{min(unknown)} is no field of a model")
     if kind_of(place := place_of(path)) != "run":

@@ -1,14 +1,14 @@
-"""Credit: rewards of a group of samples to an advantage for every token, as pure numpy functions.
+"""Credit: from the rewards of a group of samples to an advantage per token, as pure numpy functions.
 
-A group is G samples of one problem. A sample is P steps and a tail, the tokens after its last step, of which there may
-be none. So a chain has P + 1 segments, and an array over them ends in P1. The verifier's reward arrives with the tail.
-Letters: G samples, P steps, T tokens of one sample.
+A group is G samples of one problem. A sample is P steps and a tail, the tokens after its last step, if any. So a chain
+has P + 1 segments, and an array over them ends in P1. The verifier's reward arrives with the tail. Letters: G samples,
+P steps, T tokens of one sample.
 
-    reward of a segment -> sum of what follows (`to_go`) -> less the group's baseline -> every token of the segment
+    reward of a segment -> sum of later rewards (`to_go`) -> less the group's baseline -> every token of the segment
 
-A credit (`CREDITS`, or the user's own) says what a segment is rewarded for, and what the PRM's scores must be. Credits
-take the verifier's reward too; those that leave the PRM alone have names that say so, because a policy learns to please
-a PRM faster than to be correct.
+A credit (`CREDITS`, or the user's own) defines the reward of a segment, and the PRM scales that it accepts. Credits
+include the verifier's reward; credits of the PRM alone have names that show it, because a policy learns to please a PRM
+faster than to be correct.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from jprm.options import find_part
 from jprm.score.scale import WEIGHTS, Scale, check_scale
 
 EQUAL = 1e-6
-"""Returns that differ by less, relative to the largest, are equal: float32 scores do not tell them apart."""
+"""Returns that differ by less, relative to the largest, are equal: float32 scores cannot tell them apart."""
 
 Array = np.ndarray
 Process = list[Float[Array, " P1"]]
 Statistics = Callable[[Float[Array, " G"]], tuple[Float[Array, " G"], float]]
-"""Returns of a group to the baseline of every sample, and the scale by which advantages are divided."""
+"""Returns of a group to each sample's baseline, and the divisor of advantages."""
 
 
 # Outcome advantages over a group.
@@ -49,8 +49,8 @@ ADVANTAGES: dict[str, Statistics] = {
 }
 """Baselines by name: none, the group's mean, the mean of the others, the mean with division by the deviation.
 
-A baseline over the other samples does not depend on the sample, and the mean over all scales the expected gradient by
-(G - 1) / G. A group without variance gives 0, except under "reinforce", which has no baseline.
+A baseline over the other samples does not depend on the sample; the mean over all scales the expected gradient by (G -
+1) / G. A group without variance gives 0, except under "reinforce", which has no baseline.
 """
 
 
@@ -65,7 +65,7 @@ def checked(reward_G: Float[Array, " G"], name: str) -> None:
 
 
 def equal(return_N: Float[Array, " N"]) -> bool:
-    """Returns whether returns have no variance, rounding aside."""
+    """Returns whether returns have no variance, up to rounding."""
     return bool(np.ptp(return_N) <= EQUAL * max(1.0, np.abs(return_N).max()))
 
 
@@ -73,12 +73,12 @@ def equal(return_N: Float[Array, " N"]) -> bool:
 
 
 def sum_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
-    """Every step is rewarded with its score. Where scores are above 0, steps pay, and the policy adds some."""
+    """Every step is rewarded with its score. If scores are above 0, steps pay, and the policy adds some."""
     return np.append(np.asarray(score_P, np.float64), 0.0)
 
 
 def last_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
-    """The last step is rewarded with its score: that of the whole chain by an outcome model or a fused verifier."""
+    """The last step is rewarded with its score: an outcome model or fused verifier scores the whole chain there."""
     reward_P1 = np.zeros(len(score_P) + 1)
     reward_P1[-2:-1] = score_P[-1:]
     return reward_P1
@@ -88,7 +88,7 @@ def min_form(score_P: Float[Array, " P"], temperature: float) -> Float[Array, " 
     """c_j = softmax_j(-r / T) r_j (Cheng et al. 2025, PURE, equation 6): the worst step decides.
 
     The sum of c goes to the minimum of r as T goes to 0, and to the mean as T goes to infinity. A step's c depends on
-    the steps that follow it, so rewards to go are no unbiased gradient of E[sum c], as those of other forms are.
+    later steps, so rewards to go are not an unbiased gradient of E[sum c], unlike with the other forms.
     """
     score_P = np.asarray(score_P, np.float64)
     if not temperature > 0:
@@ -100,10 +100,10 @@ def min_form(score_P: Float[Array, " P"], temperature: float) -> Float[Array, " 
 
 
 def shaping(potential_P: Float[Array, " P"], gamma: float) -> Float[Array, " P1"]:
-    """gamma Phi_{j+1} - Phi_j, Phi_j being the score after j steps (Ng et al. 1999). The optimal policy stays.
+    """gamma Phi_{j+1} - Phi_j, with Phi_j the score after j steps (Ng et al. 1999). The optimal policy is unchanged.
 
-    Phi is 0 before the first step, which shifts all samples of a problem alike, and after the end, as episodes
-    require (Grzes 2017): with gamma = 1 the sum is 0. The tail has the last step's potential to lose.
+    Phi is 0 before the first step, which shifts all samples of a problem alike, and after the end, as episodes require
+    (Grzes 2017): with gamma = 1 the sum is 0. The tail loses the last step's potential.
     """
     phi = np.concatenate([[0.0], np.asarray(potential_P, np.float64), [0.0]])
     return gamma * phi[1:] - phi[:-1]
@@ -118,12 +118,12 @@ def progress(value_P: Float[Array, " P"], start: float) -> Float[Array, " P1"]:
 
 
 def implicit(log_ratio_P: Float[Array, " P"]) -> Float[Array, " P1"]:
-    """q_j - q_{j-1}, q_j being beta log(p / p_reference) of the chain up to step j (Yuan et al. 2024; PRIME)."""
+    """q_j - q_{j-1}, with q_j = beta log(p / p_reference) of the chain up to step j (Yuan et al. 2024; PRIME)."""
     return progress(log_ratio_P, 0.0)
 
 
 def gate(credit_P1: Float[Array, " P1"], correct: bool) -> Float[Array, " P1"]:
-    """Returns the credit of a chain that the verifier accepts; of others only what is below 0, so that they never pay.
+    """Returns the credit if the chain is accepted; else only its negative part, so that a rejected chain never pays.
 
     The product of credit and verdict would also forgive an incorrect chain its worst steps.
     """
@@ -143,9 +143,9 @@ def to_go(reward_P1: Float[Array, " P1"], gamma: float = 1.0) -> Float[Array, " 
 
 
 def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
-    """C_j - b, b over the samples' full returns C_1 (Kool et al. 2019, Ahmadian et al. 2024, of whole samples).
+    """C_j - b, with b over the samples' full returns C_1 (Kool et al. 2019, Ahmadian et al. 2024, for whole samples).
 
-    The same baseline for all segments, though the last ones of a chain expect other returns than the first ones.
+    The baseline is the same for all segments, though later segments expect other returns than earlier ones.
     """
     return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
     total_G = np.array([return_P1[0] for return_P1 in return_GP1])
@@ -156,10 +156,10 @@ def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
 
 
 def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
-    """C_j - b_j, b_j over the C_j of the samples that reach the j-th segment (Peters & Schaal 2008).
+    """C_j - b_j, with b_j over the C_j of the samples that reach the j-th segment (Peters & Schaal 2008).
 
-    b_j is 0 where no other sample does. It depends on j, which is known before the segment is sampled, and on other
-    samples: the gradient is unbiased, whatever the lengths.
+    b_j is 0 if no other sample does. It depends on j, known before the segment is sampled, and on other samples, so the
+    gradient is unbiased for any lengths.
     """
     return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
     advantages = [np.zeros(len(return_P1)) for return_P1 in return_GP1]
@@ -180,11 +180,11 @@ def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
 
     m is the mean over the other samples of a sample's mean step reward (Cui et al. 2025, PRIME, and Cheng et al. 2025,
     PURE, per token), with "dr_grpo" over all samples. With "grpo" c_k is less the mean of all steps of the group and
-    divided by their deviation (Shao et al. 2024, DeepSeekMath, section 4.1.3): sums of several steps are no multiple of
+    divided by their deviation (Shao et al. 2024, DeepSeekMath, section 4.1.3): sums of several steps do not scale with
     the deviation of full returns.
 
-    m is subtracted as many times as steps follow. Where the policy decides how many, that changes what is maximised: a
-    step costs m.
+    m is subtracted once per following step. If the policy decides how many follow, that changes the objective: a step
+    costs m.
     """
     steps_GP, count = [reward_P1[:-1] for reward_P1 in reward_GP1], len(reward_GP1)
     step_N = np.concatenate(steps_GP)
@@ -204,17 +204,17 @@ def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
 
 
 BASELINES = {"to_go": less_return_to_go, "return": less_full_return, "step": less_step_reward}
-"""What is subtracted from the returns of segments, by name."""
+"""Functions that subtract a baseline from the returns of segments, by name."""
 
 
 # Advantages of whole methods, which have baselines of their own.
 
 States = Sequence[Sequence[object]]
-"""For each sample, what identifies the state before each segment: equal states are equal values."""
+"""For each sample, a key of the state before each segment: equal states have equal keys."""
 
 
 def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
-    """Returns the advantages of returns among themselves; 0 for one alone, and where they are equal."""
+    """Returns the advantages of returns among themselves; 0 if there is only one, or all are equal."""
     if len(return_N) < 2 or equal(return_N):
         return np.zeros(len(return_N))
     baseline_N, scale = ADVANTAGES[name](return_N)
@@ -222,10 +222,10 @@ def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
 
 
 def gdpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
-    """A_i = norm(R)_i + w norm(S)_i, each component normalised in the group by itself (Liu et al. 2026, GDPO).
+    """A_i = norm(R)_i + w norm(S)_i, each component normalised separately in the group (Liu et al. 2026, GDPO).
 
-    S is a sample's mean step score. Summed before they are normalised, components of unequal spread lose the smaller
-    one. The paper also divides by the deviation of the batch, which is one number for all samples of an update.
+    S is a sample's mean step score. Summing before normalising would lose the component with the smaller spread. The
+    paper also divides by the deviation of the batch, one number for all samples of an update.
     """
     score_G = np.array([score_P.mean() if len(score_P) else 0.0 for score_P in score_GP])
     total_G = normalised(reward_G, config.advantage) + config.weight * normalised(score_G, config.advantage)
@@ -236,7 +236,7 @@ def gigpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, confi
     """A_j = norm(sum_k r_k) + w norm(C_j | equal states) (Feng et al. 2025, GiGPO).
 
     Rewards are the steps' scores, and the verifier's at the end. C_j is the reward to go, compared among all segments
-    of the group that begin in the same state; a state that is there once gives 0.
+    of the group that begin in the same state; a state that occurs once gives 0.
     """
     reward_GP1 = [np.append(score_P, reward) for score_P, reward in zip(score_GP, reward_G, strict=True)]
     total_G = normalised(np.array([reward_P1.sum() for reward_P1 in reward_GP1]), config.advantage)
@@ -254,10 +254,10 @@ def gigpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, confi
 
 
 def turn_gae(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
-    """A_j = sum_{k >= j} (gamma lam)^(k - j) (r_k + gamma V_k - V_(k-1)), a turn being one action.
+    """A_j = sum_{k >= j} (gamma lam)^(k - j) (r_k + gamma V_k - V_(k-1)), with one turn as one action.
 
-    Schulman et al. 2016; over turns: Li et al. 2025, Turn-PPO. The PRM's score after step k is V_k, V_0 the
-    mean of the group's first scores, and 0 the value after the end, where the verifier's reward arrives.
+    Schulman et al. 2016; over turns: Li et al. 2025, Turn-PPO. V_k is the PRM's score after step k, V_0 the mean of the
+    group's first scores, and the value after the end is 0, where the verifier's reward arrives.
     """
     first = [score_P[0] for score_P in score_GP if len(score_P)]
     start = float(np.mean(first)) if first else 0.0
@@ -278,15 +278,15 @@ Form = Callable[["Float[Array, ' P']", "CreditConfig", float], "Float[Array, ' P
 
 @dataclasses.dataclass(frozen=True)
 class Credit:
-    """What the steps of a chain are rewarded for.
+    """The rewards of a chain's steps.
 
     form: (scores of the steps, options, mean score of the group's first steps) to rewards of P + 1 segments; None
         rewards no step.
-    scales: of the scores that `form` takes, as `jprm.score.scale.Scale.weight` names them.
-    tail: whether the form rewards the tail, which is no step.
+    scales: the scales that `form` accepts (`jprm.score.scale.Scale.weight`).
+    tail: whether the form rewards the tail, which is not a step.
     verifier: whether the verifier's reward counts.
-    follows: whether a segment answers for the rewards that follow it. Progress is an advantage already.
-    whole: (rewards, scores, states, options) to the advantages of segments, of a method with baselines of its own.
+    follows: whether a segment is credited with later rewards. Progress is an advantage already.
+    whole: (rewards, scores, states, options) to the advantages of segments, for a method with its own baselines.
     """
 
     source: str
@@ -299,7 +299,7 @@ class Credit:
 
     @property
     def prm(self) -> bool:
-        """Whether the credit needs the scores of steps."""
+        """Whether the credit needs step scores."""
         return self.form is not None or self.whole is not None
 
 
@@ -324,11 +324,12 @@ CREDITS: dict[str, Credit] = {
     **_WITH_VERIFIER,
     **{name + PRM_ALONE: dataclasses.replace(x, verifier=False) for name, x in _WITH_VERIFIER.items()},
 }
-"""Credits by name. Shaping rewards nothing by itself, so it has no PRM alone. Any potential shapes, also log odds."""
+"""Credits by name. Shaping alone has no net reward, so it has no PRM-alone variant. Any potential shapes, also log
+odds."""
 
 
 def find(name: str) -> Credit:
-    """Returns the credit of a name in `CREDITS`, `module:NAME` or `FILE.py:NAME`; errors as `find_part`."""
+    """Returns the credit of a name in `CREDITS`, `module:NAME` or `FILE.py:NAME`; raises like `find_part`."""
     return find_part(name, CREDITS, "credit.name", Credit, files=True)
 
 
@@ -338,14 +339,14 @@ class CreditConfig:
 
     name: in `CREDITS`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
     advantage: in `ADVANTAGES`.
-    baseline: in `BASELINES`; None is `step` with advantage="grpo", which has no other, and `to_go` otherwise.
-    norm: what a token's advantage is divided by. `sequence`, the tokens of its sample (GRPO); `group`, the mean number
-        of tokens in the group (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole
+    baseline: in `BASELINES`; None is `step` with advantage="grpo", which allows no other, and `to_go` otherwise.
+    norm: the divisor of a token's advantage. `sequence`, the tokens of its sample (GRPO); `group`, the mean number of
+        tokens in the group (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole
         advantage on its last token, for the ratio of sequences (GSPO).
     length: tokens, for norm=constant.
-    weight: of steps' rewards beside the verifier's.
+    weight: factor of step rewards beside the verifier's.
     temperature: of the min-form.
-    gamma: discount by segment.
+    gamma: discount per segment.
     lam: lambda of `turn_gae`: 1 is R - V before the turn, 0 the change of the value.
     offset: added to every score. -1 makes probabilities at most 0, so that an added step never pays.
     gate: apply `gate`.
@@ -406,17 +407,17 @@ class CreditConfig:
 
     @property
     def of_steps(self) -> bool:
-        """Whether the baseline is of steps' rewards."""
+        """Whether the baseline is over step rewards."""
         return self.baseline == "step" or self.advantage == "grpo"
 
     @property
     def subtracted(self) -> Callable[[Process, str, float], Process]:
-        """The function of `BASELINES`."""
+        """The function in `BASELINES`."""
         default = {"grpo": "step", "reinforce": "return"}.get(self.advantage, "to_go")  # reinforce subtracts 0
         return BASELINES[self.baseline or default]
 
     def check(self, scale: Scale, model: str) -> None:
-        """Raises ValueError where the scores of a PRM are not what the credit takes."""
+        """Raises ValueError if the credit does not accept the PRM's scale."""
         credit = find(self.name)
         if credit.prm:
             check_scale(scale, credit.scales, model, f"credit.name={self.name!r}")
@@ -425,11 +426,11 @@ class CreditConfig:
 def segment_rewards(
     reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
 ) -> Process:
-    """Returns what the credit's form pays for the segments of every sample, gated by the verifier's rewards.
+    """Returns the form's rewards of every sample's segments, gated by the verifier's rewards.
 
-    The verifier's own rewards are not in it. Args are those of `segment_advantages`.
+    The verifier's own rewards are not included. For the arguments see `segment_advantages`.
 
-    Raises ValueError for a form that does not give P + 1 rewards, or rewards the tail without saying so.
+    Raises ValueError if the form does not give P + 1 rewards, or rewards the tail although `tail` is False.
     """
     credit = find(config.name)
     scores = [np.asarray(score_P, np.float64) + config.offset for score_P in scores]
@@ -457,15 +458,15 @@ def segment_advantages(
     config: CreditConfig,
     states: States | None = None,
 ) -> list[Float[Array, " P1"]]:
-    """Returns the advantages of the segments of every sample.
+    """Returns the advantages of every sample's segments.
 
     Args:
-        reward_G: the verifier's rewards, above 0 for a correct sample. One below 0 is a penalty, as of a chain that was
-            cut off, and counts under every credit.
-        scores: the PRM's scores of every sample's steps. `verifier` looks only at their number.
-        states: what identifies the state before each segment, for `gigpo`; by default only the first ones are equal.
+        reward_G: the verifier's rewards, above 0 for a correct sample. A negative one is a penalty, e.g. for a chain
+            that was cut off, and counts under every credit.
+        scores: the PRM's scores of every sample's steps. `verifier` needs only their number.
+        states: keys of the state before each segment, for `gigpo`; by default only the first ones are equal.
 
-    Raises ValueError as `checked` does, and for a form that does not give P + 1 rewards.
+    Raises ValueError like `checked`, and if the form does not give P + 1 rewards.
     """
     credit, process = find(config.name), segment_rewards(reward_G, scores, config)
     outcome_G = np.array([reward if credit.verifier or reward < 0 else 0.0 for reward in reward_G], np.float64)
@@ -485,7 +486,7 @@ def segment_advantages(
 
 
 def token_weights(lengths: Sequence[int], config: CreditConfig) -> list[Float[Array, " T"]]:
-    """Returns the weight of every token of every sample, by `config.norm`; with `last`, as with `sequence`.
+    """Returns every token's weight by `config.norm`; `last` is like `sequence`.
 
     Divided by the number of samples, their sum over a group is 1, or the mean length over `config.length`.
     """
@@ -500,9 +501,9 @@ def token_advantages(
     scores: Sequence[Float[Array, " P"]],
     config: CreditConfig,
 ) -> list[Float[Array, " T"]]:
-    """Returns the advantage of every token of a group, its norm folded in: a segment's on all its tokens.
+    """Returns every token's advantage, with its norm folded in; a segment's advantage is on all its tokens.
 
-    Raises ValueError where a sample has not one score a step, and as `segment_advantages` does.
+    Raises ValueError if a sample does not have one score per step, and like `segment_advantages`.
     """
     for index, (sample, score_P) in enumerate(zip(samples, scores, strict=True)):
         if len(score_P) != len(sample.step_stop):
@@ -518,10 +519,10 @@ def token_advantages(
 
 
 def states_of(sample: Rollout) -> list[object]:
-    """Returns what identifies the state before each segment of a sample.
+    """Returns keys of the states before each segment of a sample.
 
-    In an episode it is what the world wrote before the turn, which stands at the segment's beginning; else all tokens
-    before the segment. The first state of a group's samples is the problem.
+    In an episode the state is the environment's text before the turn, at the beginning of the segment; else all earlier
+    tokens. The first state of a group's samples is the problem.
     """
     states, prefix, spans = [], hashlib.sha256(), list(sample.observed)
     for begin, stop in itertools.pairwise([0, *sample.step_stop, len(sample.ids)]):
@@ -532,7 +533,7 @@ def states_of(sample: Rollout) -> list[object]:
 
 
 def sampled_weights(samples: Sequence[Rollout], config: CreditConfig) -> list[Float[Array, " T"]]:
-    """Returns `token_weights` of the sampled tokens; what a world wrote between them has none and counts nowhere."""
+    """Returns `token_weights` of the sampled tokens; an environment's tokens have weight 0 and are not counted."""
     sampled = [sample.sampled_T for sample in samples]
     weights = token_weights([int(sampled_T.sum()) for sampled_T in sampled], config)
     spread = []

@@ -1,18 +1,18 @@
-"""A policy whose tokens servers sample, SGLang or vLLM. Parameters reach them as files, and every push is tested.
+"""A policy sampled by SGLang or vLLM servers. Parameters reach them as files, and every push is tested.
 
-A server may report an update and go on with its old weights, or with a part of them, and training on its samples then
-fails silently. So after every push the server computes the log-probabilities of kept tokens. The learner's must be
-equal within a tolerance, and what differs must not point back to the parameters of the last push, of the first one, or
-of only the embedding or the head.
+A server may report an update but keep some or all of its old weights, and training on its samples then fails silently.
+So after every push the server computes the log-probabilities of some kept samples. They must equal the learner's within
+a tolerance, and their difference must not point back to the parameters of the last push, the first push, or only the
+old embedding or head.
 
     sglang   /update_weights_from_disk, /generate
     vllm     /collective_rpc (`reload_weights`, with VLLM_SERVER_DEV_MODE=1) and /reset_prefix_cache, /v1/completions
 
-A server that does not answer is left out, and its samples are drawn by the others; where none is left, by this process.
-It is given the parameters of the last push, and is tested, before it is asked again.
+A server that does not answer is left out, and the others draw its samples; if none is left, this process does. Before
+it is used again, it loads the parameters of the last push and is tested.
 
-vLLM keeps the head of a model with tied embeddings apart (0.32 on CPUs), so a push holds the head as a tensor too.
-Every sampling parameter is sent: a server's defaults (`generation_config.json`) are others.
+vLLM stores the head of a model with tied embeddings separately (0.32 on CPUs), so a push holds the head as a tensor
+too. Every sampling parameter is sent, because a server's defaults (`generation_config.json`) may differ.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ from jprm.token_tree import merged, next_tokens
 from jprm.tokenizer import Tokenizer
 
 HERE = ""
-"""In place of a server's address: this process."""
+"""This process, in place of a server's address."""
 
 MOST_BYTES = 2**26
-"""The largest reply: one sample's tokens with their log-probabilities, or those of one sequence."""
+"""The largest reply: one sample's tokens with log-probabilities, or one sequence's log-probabilities."""
 
 Ids = Sequence[int]
 Call = tuple[str, dict[str, Any]]
@@ -73,7 +73,7 @@ Sampled = tuple[list[int], list[float], bool]
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """The servers, and what their log-probabilities must equal."""
+    """The servers, and the tolerance on their log-probabilities."""
 
     url: str | tuple[str, ...]  # of one server, or of several of a kind, without a path, as http://localhost:30000
     kind: Literal["sglang", "vllm"] = "sglang"
@@ -88,7 +88,6 @@ class EngineConfig:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Every server's address."""
         return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
 
     def __post_init__(self):
@@ -109,7 +108,7 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """How a kind of server is called."""
+    """Requests and replies of one kind of server."""
 
     # (folder, model) to the calls after which it serves the parameters in the folder
     update: Callable[[str, str], list[Call]]
@@ -121,7 +120,7 @@ class Dialect:
 
 
 def _checked(ids: Any, logprobs: Any, ended: bool) -> tuple[list[int], list[LogProb], bool]:
-    """Returns a sample's ids with their log-probabilities. Raises ValueError or TypeError for anything else."""
+    """Checks a sample's ids and log-probabilities. Raises ValueError or TypeError if they are malformed."""
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise ValueError("a sample is no list of ids")
     return ids, [value for _, value in zip(ids, map(LogProb, logprobs), strict=True)], ended
@@ -192,7 +191,7 @@ DIALECTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Probes:
-    """What the tests of pushes are made of."""
+    """Settings of the test after each push."""
 
     prefixes: Sequence[Prefix]  # whose samples are kept
     folder: Place  # where parameters are written, if the server's settings name none
@@ -202,10 +201,10 @@ class Probes:
 class RemoteSampler(Sampler):
     """A `Sampler` whose draws and parameters are on servers. Its samples are not reproducible bit for bit.
 
-    `failures` says which servers were left out and why, `drawn_here` how many samples no server drew.
+    `failures` are the reasons why servers were left out, `drawn_here` counts samples that this process drew.
 
-    Raises ValueError for a server that serves other parameters than those pushed, and ConnectionError where no server
-    answers at first.
+    Raises ValueError if a server serves other parameters than the pushed ones, and ConnectionError if no server answers
+    at first.
     """
 
     def __init__(
@@ -232,9 +231,9 @@ class RemoteSampler(Sampler):
         super().__init__(params, config, tokenizer, mesh, options, name)
 
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
-        """Writes the parameters, has the servers load them, and tests that they did.
+        """Writes the parameters, makes the servers load them, and tests that they did.
 
-        Process 0 writes. Every process tests: one address may be several servers, such as localhost on each host.
+        Process 0 writes. Every process tests: one address may be several servers, e.g. localhost on each host.
         """
         params = on_own_mesh(params, self.mesh)
         if self._pushed is None:
@@ -265,7 +264,7 @@ class RemoteSampler(Sampler):
             shutil.rmtree(before, ignore_errors=True)
 
     def _load(self, params: Mapping, name: str) -> tuple[str, dict[str, str]]:
-        """Writes the parameters and has the servers load them; returns their folder, and which servers failed why."""
+        """Writes the parameters and makes the servers load them; returns the folder, and failures by server."""
         out = self._folder / f"step_{name.rpartition('@')[2]}"
         partial = out.with_name(out.name + ".partial")
         for path in (out, partial):
@@ -320,7 +319,7 @@ class RemoteSampler(Sampler):
         self._written = [*self._written[:1], written_N]
 
     def _test_server(self, url: str) -> None:
-        """Raises ValueError where a server does not serve the parameters of the last push."""
+        """Raises ValueError if a server does not serve the parameters of the last push."""
         if self._reference is None:
             return
         learner_N, written_N, stale, name = self._reference
@@ -329,7 +328,7 @@ class RemoteSampler(Sampler):
             raise ValueError(f"{url}: after the push of {name} {reason}")
 
     def _with(self, params: Mapping, part: str, before: pathlib.Path) -> Float32[np.ndarray, " N"]:
-        """Returns the kept tokens' log-probabilities with the embedding or the head of an earlier push."""
+        """Returns the kept tokens' log-probabilities with the embedding or head of an earlier push."""
         file, decoder = Tensors(before), dict(params["decoder"])
         place, kernel = decoder["embed"].sharding, params.get("head", {}).get("kernel")
         with jax.set_mesh(self.mesh):
@@ -355,7 +354,7 @@ class RemoteSampler(Sampler):
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
-        """As `Sampler.draw`, of whole chains."""
+        """Like `Sampler.draw`, for whole chains."""
         if until != "end":
             raise NotImplementedError("an engine samples whole chains: until='end'")
         jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]
@@ -374,7 +373,7 @@ class RemoteSampler(Sampler):
         return self._together(self._drawn_somewhere, jobs)
 
     def _drawn_somewhere(self, job: tuple[list[int], int]) -> Drawn | None:
-        """Returns a sample by the server with the least to do; None where none answers."""
+        """Returns a sample from the least busy server, or None if none answers."""
         while answering := [url for url in self.engine.urls if url not in self._out]:
             with self._between_pushes(min(answering, key=lambda url: self._busy[url])) as url:
                 try:
@@ -384,7 +383,7 @@ class RemoteSampler(Sampler):
         return None
 
     def _ask_again(self) -> None:
-        """Takes servers that answer again: each loads the parameters of the last push, and is tested."""
+        """Readmits servers that answer again: each loads the last push and is tested."""
         for url in list(self._out):
             with self._between_pushes(url), contextlib.suppress(ConnectionError):
                 assert self._pushed is not None
@@ -393,7 +392,7 @@ class RemoteSampler(Sampler):
                 self._out.pop(url, None)
 
     def _drawn_in_this_process(self, jobs: Sequence[tuple[list[int], int]]) -> list[Drawn]:
-        """Returns samples by a copy of the last push, which goes afterwards."""
+        """Draws samples with a temporary copy of the last push."""
         print(f"no server answers: {len(jobs)} samples are drawn in this process", file=sys.stderr, flush=True)
         with self._between_pushes(HERE):
             assert self._pushed is not None
@@ -403,7 +402,7 @@ class RemoteSampler(Sampler):
 
     @contextlib.contextmanager
     def _between_pushes(self, place: str) -> Iterator[str]:
-        """Waits for the end of a push; the next one waits for the end of the block."""
+        """Waits for the end of a push; the next push waits for the end of the block."""
         with self._turn:
             self._turn.wait_for(lambda: not self._pushing)
             self._busy[place] += 1
@@ -426,7 +425,7 @@ class RemoteSampler(Sampler):
         return Drawn(tuple(ids), np.array(logprobs, np.float32), sum(logprobs), "stop" if ended else "length")
 
     def _is_control(self, token: int) -> bool:
-        """Returns whether no text gives the token: a second end of text, such as that of a chat."""
+        """Returns whether no text gives the token, e.g. for a second end of text in a chat."""
         return self.tokenizer.encode(self.tokenizer.decode([token])) != [token]
 
     def _together(self, function: Callable[[Any], Any], jobs: Sequence[Any]) -> list[Any]:
@@ -441,7 +440,7 @@ class RemoteSampler(Sampler):
             raise ValueError(f"{url}{path}: a reply of another form than {self.engine.kind}'s: {error!r}") from error
 
     def _post(self, url: str, path: str, body: dict[str, Any]) -> Any:
-        """Returns the reply, at the second attempt at most."""
+        """Returns the reply, after at most two attempts."""
         reason = ""
         for wait in (0.5, 0.0):
             try:
@@ -458,7 +457,7 @@ class RemoteSampler(Sampler):
         raise ConnectionError(f"{url}{path}: {reason}")
 
     def _attempt(self, url: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        """Returns the status and the body of a reply. Raises ConnectionError for a compressed or too long one."""
+        """Returns status and body of a reply. Raises ConnectionError if it is compressed or too long."""
         deadline, content = time.monotonic() + self.engine.timeout_s, bytearray()
         with self._client.stream("POST", url, json=body) as reply:
             if reply.headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -476,12 +475,12 @@ def refusal(
     server_N: Float32[np.ndarray, " N"], learner_N: Float32[np.ndarray, " N"], tolerance: float,
     written_N: Float32[np.ndarray, " N"], stale: Mapping[str, Float32[np.ndarray, " N"]],
 ) -> str:  # fmt: skip
-    """Returns why a server's log-probabilities of kept tokens are not the learner's; empty where they are.
+    """Returns why a server's log-probabilities of kept tokens differ from the learner's; empty if they agree.
 
-    Small updates move them by less than rounding does. So for every set of `stale` log-probabilities, those with
-    parameters that the server should have exchanged, it is estimated by least squares how far the server is on the way
-    from the pushed parameters, as they are written, to these: 0 with the pushed ones, 1 with the stale ones. More than
-    `STALE` is refused where it is beyond `ERRORS` standard errors, so that a thousand pushes raise no false alarm.
+    Small updates move them by less than rounding does. So for each set of `stale` log-probabilities, with parameters
+    that the server should have replaced, least squares estimate the server's position on the line from the pushed
+    parameters, as written, to the stale ones: 0 is pushed, 1 is stale. More than `STALE` is refused if it exceeds
+    `ERRORS` standard errors, so that a thousand pushes raise no false alarm.
     """
     kept, apart = f"its log-probabilities of {len(server_N)} kept tokens", float(np.abs(server_N - learner_N).mean())
     if not apart <= tolerance:
@@ -506,9 +505,9 @@ def log_probabilities(
     params: Mapping, config: ModelConfig, mesh: Mesh, sequences: Sequence[tuple[Ids, Ids]],
     written: FileDtype = "float32",
 ) -> Float32[np.ndarray, " N"]:  # fmt: skip
-    """Returns the model's log-probability of every sampled token of (prompt, sampled ids), one after the other.
+    """Returns the model's log-probability of every sampled token of each (prompt, sampled ids), concatenated.
 
-    `written`: the type of files, to which parameters are rounded.
+    written: the number type of files, to which parameters are rounded.
     """
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))

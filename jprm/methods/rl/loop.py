@@ -1,7 +1,6 @@
-"""`train`: a policy learns from its own samples, update by update, and from its newest checkpoint on.
+"""`train`: a policy learns from its own samples, update by update, starting at its newest checkpoint.
 
-An update is a function of the parameters, the seed and its number: problems, samples, rewards and scores are made anew
-from them. So a run that was killed anywhere, and continued, ends bit for bit like one that was not (on one mesh).
+An update is a function of the parameters, the seed and its number: problems, samples, rewards and scores are made anew.
 
 Every process runs this loop. The learner's parameters are split over the devices of all processes. Each process samples
 and judges a part of the problems on its own devices, with a copy of the policy. All processes then learn from the same
@@ -45,7 +44,7 @@ from jprm.train.callbacks import Callback, Log, Watchdog
 BEST = "best"
 
 PROBES = 16
-"""Held-out problems of whose samples an engine must know the probability after every push."""
+"""Held-out problems with samples that test an engine after every push."""
 
 VERSION = 1
 """Of rl.json."""
@@ -54,11 +53,11 @@ VERSION = 1
 def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Trains to `config.updates`, or until a guard ends the run, from the newest checkpoint in `workdir`.
 
-    Returns what it also writes to `rl.json`: the verdict, and the figures of every evaluation. `workdir` is a run of
-    the policy, `workdir`/best one of its best evaluation.
+    Returns the contents of `rl.json`: the verdict, and the figures of every evaluation. `workdir` is a run of the
+    policy, `workdir`/best a run of its best evaluation.
 
     Raises:
-        ValueError: `workdir` holds another experiment's run, or parts of the experiment do not fit each other.
+        ValueError: `workdir` holds another experiment's run, or parts of the experiment do not fit together.
         Diverged: the loss is not finite; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
@@ -110,7 +109,7 @@ class Loop:
         self.samples = self._open_samples(self._name(int(trainer.state.step)))
 
     def _open_samples(self, name: str) -> Samples:
-        """Returns what draws the experiment's samples, with the parameters of the policy `name`."""
+        """Returns the source of samples, with the parameters of the policy `name`."""
         config, trainer, ahead, lengths = self.config, self.trainer, self.progress.ahead, self.progress.lengths
         model, tokenizer = trainer.experiment.model, trainer.tokenizer
         if config.sampling_hosts:
@@ -128,14 +127,14 @@ class Loop:
 
     @property
     def _prm(self) -> str:
-        """The folder of the PRM that scores; empty where there is none."""
+        """The folder of the current PRM; empty if there is none."""
         return str(self._folder / self.progress.prm) if self.progress.prm else self.config.prm
 
     def _name(self, step: int) -> str:
         return f"{self.trainer.workdir}@{step}"
 
     def _check_records(self, layout: Layout) -> None:
-        """Raises ValueError where problems are held out and trained on, or too long for a row."""
+        """Raises ValueError if held-out problems are trained on, or a problem is too long for a row."""
         both = {record["problem"] for record in self.records} & {record["problem"] for record in self.held_out}
         if both:
             raise ValueError(f"{len(both)} problems are in problems and in held_out, such as {min(both)[:60]!r}")
@@ -150,7 +149,7 @@ class Loop:
             )
 
     def run_updates(self, asked_to_stop: Callable[[int], bool]) -> bool:
-        """Runs the remaining updates; returns whether it was asked to stop before the last."""
+        """Runs the remaining updates; returns whether it was stopped before the last."""
         config, progress = self.config, self.progress
         if asked_to_stop(int(self.trainer.state.step)) and progress.update < config.updates:
             return True  # there is no more than what was saved
@@ -201,7 +200,7 @@ class Loop:
         self.samples.push(self.trainer.params, self._name(step))
 
     def _groups(self, number: int) -> tuple[list[Any], dict[str, Any]]:
-        """Returns an update's groups, or its records of demonstrations, and figures."""
+        """Returns an update's groups (or demonstration records) and figures."""
         config = self.config
         if not METHODS[config.method].samples:
             count = config.problems_an_update * config.samples
@@ -217,7 +216,7 @@ class Loop:
         return groups, {"update": number, **of_samples, **rollout.train_figures(groups)}
 
     def _batch(self, part: Sequence[Any]) -> tuple[Rows, PackReport, int]:
-        """Returns the rows of one step of the optimizer, what packing did, and the number of sampled tokens."""
+        """Returns the rows of one optimizer step, packing counts, and the number of sampled tokens."""
         trainer, config = self.trainer, self.config
         if not METHODS[config.method].samples:
             trees = rollout.demonstrations(part, self.samples.layout, config)
@@ -234,7 +233,7 @@ class Loop:
         self, rows: Rows, report: PackReport, tokens: int, figures: dict[str, Any], began: float, sampled: float,
         close: bool,
     ) -> None:  # fmt: skip
-        """One step of the optimizer; `close` writes the update's line."""
+        """Takes one optimizer step; `close` writes the update's line."""
         trainer, progress = self.trainer, self.progress
         progress.tokens += tokens
         metrics = trainer.step(rows)
@@ -248,7 +247,7 @@ class Loop:
         self.log.add(int(trainer.state.step), metrics, trainer.checkpoints, close=close, more=more)
 
     def evaluate(self) -> None:
-        """Evaluates the policy and asks the guards."""
+        """Evaluates the policy and checks the guards."""
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
         groups = self.samples.held_out(rollout.STREAM)
@@ -267,11 +266,10 @@ class Loop:
             self.write(finished=False)
 
     def _evaluation(self, groups: list[rollout.Group]) -> dict[str, Any]:
-        """Returns the figures of held-out groups; see `rollout.evaluation`."""
         return multihost.first(rollout.evaluation, groups, self.working, self.config.seed)
 
     def _check_gaming(self) -> dict[str, Any]:
-        """Returns the guard's test of the best policy and the present one on fresh samples of both."""
+        """Returns the guard's test of the best and the present policy on fresh samples of both."""
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "checking")
         now = self._evaluation(self.samples.held_out(rollout.fresh(progress.update)))
@@ -283,7 +281,7 @@ class Loop:
         return multihost.first(fresh_test, best, now, earlier, self.config.seed)
 
     def _confirm_best(self) -> None:
-        """Evaluates the best policy on fresh samples, at the end of the run. A run that a guard ended keeps it."""
+        """Evaluates the best policy on fresh samples at the end. A run that a guard ended keeps its parameters."""
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "confirming")
         self._take_best()
@@ -298,7 +296,7 @@ class Loop:
         return self.progress.evaluations[best_of(self.progress.evaluations)]["update"]
 
     def _take_best(self) -> None:
-        """Gives trainer and sampler the parameters of the best evaluation."""
+        """Loads the best evaluation's parameters into trainer and sampler."""
         if self._best != self.progress.update:
             self._push(self.trainer.take(self._folder / BEST))
 
@@ -306,7 +304,7 @@ class Loop:
         return multihost.first(rollout.step_auroc, groups, scores, self.working)
 
     def refresh(self, groups: list[rollout.Group]) -> None:
-        """Trains the PRM on the update's steps; adopts it if its AUROC on fresh held-out steps has not fallen."""
+        """Trains the PRM on the update's steps; adopts it if its AUROC on held-out steps has not fallen."""
         progress, config = self.progress, self.config
         records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, self.samples.policy)
         folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
@@ -346,7 +344,7 @@ class Loop:
     def _save_best(self) -> None:
         """Saves the parameters as a run of their own.
 
-        The checkpoint of this evaluation is complete before. So a run that continues has the parameters of the best
+        The checkpoint of this evaluation is complete first. So a run that continues has the parameters of the best
         evaluation that it knows in best/, or as its own.
         """
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST

@@ -4,7 +4,7 @@ A slot has the sums U and D of its samples' positive and negative advantages, no
 
     loss = -sum_slots w [min(r, 1 + clip_high) U + max(r, 1 - clip_low) D] + kl sum_slots weight KL
 
-which is that of GRPO, Dr. GRPO, RLOO, REINFORCE and their relatives exactly: they differ in their advantages
+which is exactly GRPO, Dr. GRPO, RLOO, REINFORCE and their relatives: they differ in their advantages
 (`jprm.methods.rl.credit`). The loss is divided by the number of samples.
 """
 
@@ -27,27 +27,27 @@ from jprm.objectives import Mean
 from jprm.rows import Rows, at_slots
 
 FARTHEST = 20.0
-"""Logarithms of ratios are cut off here, where float32 still multiplies them. Their gradient is 0 beyond."""
+"""Log ratios are clipped here, so that float32 can multiply their exponentials. Their gradient is 0 beyond."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyGradient:
     """An objective for the language head and rows of `jprm.methods.rl.samples.group_tree`.
 
-    ratio: `token`, p / p_old of each token (PPO, GRPO). `sequence`, the geometric mean of the ratios of the sample up
-        to the slot, for advantages at the samples' last tokens (GSPO, Zheng et al. 2025).
+    ratio: `token`, p / p_old of each token (PPO, GRPO). `sequence`, the geometric mean of the sample's ratios up to the
+        slot, for advantages at the samples' last tokens (GSPO, Zheng et al. 2025).
     clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high]; a higher `clip_high` is DAPO's (Yu et al. 2025).
-    dual_clip: the ratio's bound for negative advantages, above 1 (Ye et al. 2020); 0 is none.
-    temperature: at which the samples were drawn; log-probabilities are of logits / temperature.
-    kl: coefficient of KL(policy || reference) at every token. It needs a reference model, with which the KL is measured
-        at 0 too.
+    dual_clip: the ratio's bound for negative advantages, above 1 (Ye et al. 2020); 0 is no bound.
+    temperature: of sampling; log-probabilities are those of logits / temperature.
+    kl: coefficient of KL(policy || reference) at every token. It needs a reference model; with one, the KL is measured
+        even at 0.
     estimator: of that KL. `exact` sums over the vocabulary. `k3` has only the sampled token's r (p_ref / p - 1 - log
-        p_ref / p), with r = p / p_old: its gradient has the expectation r log(p / p_ref) grad log p, as the exact one.
-        Without r its gradient would be of KL(reference || policy), and the gradient of k1, log(p / p_ref), would be 0
-        in expectation, so that there is no `k1`.
-    truncate: for samples of an older policy: ratios are to `extras["proximal"]`, the log-probabilities under the policy
-        before the update, or to the current policy where rows have none, and w = min(p_proximal / p_old, truncate)
-        (Espeholt et al. 2018; Hilton et al. 2022). 0: ratios are to the policy that sampled, and w = 1.
+        p_ref / p), with r = p / p_old: its gradient has the expectation r log(p / p_ref) grad log p, like the exact
+        one. Without r it would be the gradient of KL(reference || policy). There is no `k1`, log(p / p_ref): the
+        expectation of its gradient is 0.
+    truncate: for samples of an older policy: ratios are relative to `extras["proximal"]`, the log-probabilities before
+        the update (or to the current policy if rows have none), and w = min(p_proximal / p_old, truncate) (Espeholt et
+        al. 2018; Hilton et al. 2022). 0: ratios are relative to the sampling policy, and w = 1.
 
     The KL term holds the sampled prefixes fixed. For the KL of whole texts, put it into the reward.
     """
@@ -78,7 +78,7 @@ class PolicyGradient:
             )
 
     def check(self, config: ObjectiveConfig) -> None:
-        """Raises ValueError where the head is no language head, or the KL term has no reference."""
+        """Raises ValueError if the head is not a language head, or the KL term has no reference."""
         if find(config.model.head).target != TOKEN:
             raise ValueError(f"the objective does not fit head {config.model.head!r}; it takes language")
         if self.kl and not config.reference:
@@ -111,7 +111,7 @@ class PolicyGradient:
         return loss, samples, metrics
 
     def _distributions(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig):
-        """Returns every slot's log p(token), its entropy, and its KL from the reference or None, each (B, S)."""
+        """Returns every slot's log p(token), entropy, and KL from the reference or None, each (B, S)."""
         names = [name for name in ("model", "reference") if name in params]
         models = {name: gathered_head(params[name], config.model) for name in names}
         states = [slot_states(params[name], config.model, rows) for name in names]
@@ -137,14 +137,14 @@ class PolicyGradient:
         return log_BS, entropy_BS, far_BS[0] if far_BS else None
 
     def _proximal(self, log_BS: Array, old_BS: Array, rows: Rows) -> tuple[Array, Array]:
-        """Returns the log-probabilities that ratios are to, and the weights of samples of an older policy."""
+        """Returns the log-probabilities in the ratios' denominators, and the importance weights of older samples."""
         if not self.truncate:
             return old_BS, jnp.ones_like(old_BS)
         near_BS = rows.extras.get("proximal", jax.lax.stop_gradient(log_BS))
         return near_BS, jnp.minimum(_exp(self._of_samples(near_BS - old_BS, rows)), self.truncate)
 
     def _of_samples(self, x_BS: Array, rows: Rows) -> Array:
-        """Returns logarithms of the ratios of tokens, or their means over the samples up to each slot."""
+        """Returns log ratios of tokens, or their means over the samples up to each slot."""
         if self.ratio == "token":
             return x_BS
         tokens_BS = at_tokens(rows.position, rows.step_end) + 2 - rows.problem  # read at the token before
@@ -169,9 +169,9 @@ def exact_kl(logit_BSV: Array, reference_BSV: Array) -> Float[Array, "B S"]:
 
 
 def path_sum(x_BS: Float[Array, "B S"], rows: Rows) -> Float[Array, "B S"]:
-    """Returns the sum of x over the slots of every slot's chain, from the first to the slot itself.
+    """Returns the sum of x over every slot's chain, from the first slot to itself.
 
-    Every round doubles the number of slots that are summed. A part of a split tree repeats the slots before its own.
+    Each round doubles the number of summed slots. A part of a split tree repeats the earlier slots of its chains.
     """
     jump_BS = rows.parent
     for _ in range(max(x_BS.shape[1] - 1, 1).bit_length()):
@@ -191,7 +191,7 @@ def _exp(x_BS: Array) -> Array:
 # used and dropped, and computed again for the gradient.
 
 BLOCK = 128
-"""Slots of a row whose logits are in memory at once: 74 MiB an array for a vocabulary of 152,064."""
+"""Slots of a row whose logits are in memory at once: 74 MiB per array for a vocabulary of 152,064."""
 
 
 def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) -> Any:
@@ -216,10 +216,10 @@ def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) 
 
 
 def gathered_head(params: Mapping, config: ModelConfig) -> dict:
-    """Returns parameters for `head_logits` whose table is gathered once, and its gradient summed once, for all blocks.
+    """Gathers the table of `head_logits` once for all blocks, so that its gradient is summed once.
 
-    Those of a language head. On a mesh that splits tokens the gradient is summed for every block: all devices of a row
-    compute its slots, so theirs are no terms of a sum.
+    Only for a language head. If the mesh splits tokens, the gradient is summed per block: all devices of a row compute
+    its slots, so their gradients are not terms of a sum.
     """
     params = dict(params)
     part, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
@@ -239,7 +239,7 @@ def log_probabilities(
 ) -> Float[Array, "B S"]:
     """Returns log p(token of the slot | the tokens before it) under softmax(logits / temperature), in float32.
 
-    Rows are a policy's, with a slot for every token and its id as label. The gradient takes no more memory.
+    Rows must be a policy's, with a slot for every token and its id as label. The gradient takes no more memory.
     """
     head = gathered_head(params, config)
 

@@ -1,4 +1,4 @@
-"""What a run of reinforcement learning knows of itself: its folder, its position, its guards and its verdict."""
+"""State of a reinforcement learning run: its folder, its position, its guards and its verdict."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from jprm.statistics import mean_differences
 CONFIG = "rl_experiment.json"
 FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_every", "keep", "stall_seconds",
         "trackers")  # fmt: skip
-"""Fields that may differ when a run continues. With other `updates` the schedule is computed anew."""
+"""Fields that may change when a run continues. If `updates` changes, the schedule is recomputed."""
 
 
 def claim_rl(workdir: Place, config: RLExperiment) -> None:
-    """Writes the experiment into its folder. Raises ValueError where another experiment's run is there."""
+    """Writes the experiment to its folder. Raises ValueError if the folder holds another experiment's run."""
     path = workdir / CONFIG
     if path.exists() and store.saved(workdir):
         recorded = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
@@ -52,7 +52,7 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
 
 @dataclasses.dataclass
 class Progress:
-    """What a checkpoint holds beside the state: a `Position` of the trainer."""
+    """The `Position` of a run: everything that a checkpoint holds besides the trainer's state."""
 
     update: int = 0
     tokens: int = 0  # sampled, or of demonstrations, in all updates
@@ -83,19 +83,19 @@ class Progress:
 Evaluation = Mapping[str, Any]
 
 FALSE_ALARMS = 0.05
-"""The most of the runs without a loss of accuracy that the gaming guard ends, whatever their length."""
+"""Of runs without a loss of accuracy, the gaming guard ends at most this fraction, at any length."""
 
 SUSPICION = 0.025
 """The p-value below which an evaluation looks worse than the best one."""
 
 
 def best_of(evaluations: Sequence[Evaluation]) -> int:
-    """Returns the index of the evaluation with the most correct answers, the first of equals."""
+    """Returns the index of the evaluation with the most correct answers, the first if tied."""
     return int(np.argmax([evaluation["gold"] for evaluation in evaluations]))
 
 
 def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
-    """Returns whether the last evaluation looks like gaming: a higher PRM's score and fewer correct answers."""
+    """Returns whether the last evaluation looks like gaming: a higher PRM score but fewer correct answers."""
     now, best = evaluations[-1], evaluations[best_of(evaluations)]
     if not config.gaming or "proxy" not in now or not now["proxy"] > best["proxy"]:
         return False
@@ -103,14 +103,14 @@ def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
 
 
 def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> dict[str, Any]:
-    """Returns the test of a suspicion on fresh samples of both policies, as JSON holds it.
+    """Tests a suspicion on fresh samples of both policies; returns JSON.
 
-    The k-th test of a run rejects at p < FALSE_ALARMS / (k (k + 1)), levels whose sum over all k is FALSE_ALARMS. Fresh
-    samples do not depend on what raised the suspicion, so by the union bound this sum bounds the false alarms of a run.
+    The k-th test of a run rejects at p < FALSE_ALARMS / (k (k + 1)); these levels sum to FALSE_ALARMS over all k. Fresh
+    samples are independent of the suspicion, so by the union bound this sum bounds the false alarms of a run.
 
     Args:
-        best, now: evaluations on the same problems, on samples that nothing was chosen by.
-        earlier: the number of the run's tests before.
+        best, now: evaluations on the same problems, with samples that were not used for any choice.
+        earlier: the number of earlier tests in the run.
     """
     level = FALSE_ALARMS / ((earlier + 1) * (earlier + 2))
     change = {key: x for key, x in gold_change(best, now, seed).items() if key != "better"}
@@ -127,9 +127,9 @@ def p_worse(before: Evaluation, after: Evaluation) -> float:
 
 
 def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
-    """Returns the guard that the last evaluation fires, in words; empty where none does.
+    """Returns the guard that the last evaluation triggers, in words; empty if none.
 
-    The evaluation has the key `check` where `fresh_test` tested a suspicion.
+    The evaluation has the key `check` if `fresh_test` tested a suspicion.
     """
     now, best = evaluations[-1], evaluations[best_of(evaluations)]
     if (test := now.get("check")) and test["p"] < test["level"]:
@@ -156,10 +156,10 @@ def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, A
 
 
 def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Evaluation | None = None) -> list[str]:
-    """Returns what the run shows, a sentence each.
+    """Returns the conclusions from a run, a sentence each.
 
-    `fresh` is the best policy's evaluation on samples that it was not chosen by, which a run has at its end. The
-    samples that it was chosen by show it better than it is.
+    `fresh` is the best policy's evaluation on fresh samples, at the end of a run. (The samples by which it was chosen
+    flatter it.)
     """
     first, last, best = evaluations[0], evaluations[-1], evaluations[best_of(evaluations)]
     shown = (fresh or best) if ended else last

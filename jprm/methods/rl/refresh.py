@@ -1,7 +1,7 @@
-"""Online PRM: the PRM goes on learning from steps of the current policy.
+"""Online PRM: the PRM continues learning from steps of the current policy.
 
-A PRM knows the mistakes of the policy that its data came from. As the policy moves, it makes others. Labels come from
-the check of the working, from rollouts of the policy, or from the chains' outcomes.
+A PRM knows the mistakes of the policy behind its data. As the policy moves, it makes others. Labels come from the check
+of the working, from rollouts of the policy, or from the chains' outcomes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDER = "prm"
 
 
 def check(config: RLExperiment) -> None:
-    """Raises ValueError where the PRM cannot go on learning from the labels that `refresh.labels` gives."""
+    """Raises ValueError if the PRM cannot learn from the labels of `refresh.labels`."""
     labels = config.refresh.labels
     if kind_of(config.prm) != "run":
         raise ValueError(f"refresh.every={config.refresh.every} trains the PRM on, and {config.prm} is no run of jprm")
@@ -46,7 +46,7 @@ def check(config: RLExperiment) -> None:
 def verdicts_of_rollouts(
     groups: Sequence[Group], policy: Policy, verifier: Verifier, config: RefreshConfig
 ) -> list[list[list[float | None]]]:
-    """Returns, by problem, sample and step, the fraction of completions by the policy that the verifier accepts.
+    """Returns, by problem, sample and step, the fraction of the policy's completions that the verifier accepts.
 
     The last step has the chain's own reward. Samples beyond the first `chains` of a problem have no verdicts.
     """
@@ -75,7 +75,8 @@ def labelled(
 ) -> list[dict[str, Any]]:
     """Returns pool records of the groups' chains with a label for each step that has a verdict in [0, 1].
 
-    Values are the verdicts. For correctness and ratings any verdict above 0 is right: Math-Shepherd's hard estimate.
+    A value is the verdict itself. For correctness and ratings any verdict above 0 is right: Math-Shepherd's hard
+    estimate.
     """
     of_verdict = {"value": float, "correctness": lambda x: float(x > 0), "rating": lambda x: 1.0 if x > 0 else -1.0}
     records = []
@@ -104,7 +105,7 @@ def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def fresh(
     config: RLExperiment, prm: str, groups: Sequence[Group], working: Working, verifier: Verifier, policy: Policy
 ) -> list[dict[str, Any]]:
-    """Returns records of the groups' chains, labelled as `refresh.labels` says and as the PRM in folder `prm` takes.
+    """Returns records of the groups' chains with labels from `refresh.labels`, in the semantics of the PRM in `prm`.
 
     Each process samples completions for a part of the groups, and returns all records.
     """
@@ -122,9 +123,9 @@ def fresh(
 def refreshed(
     config: RLExperiment, workdir: Place, prm: str, records: Sequence[dict[str, Any]], update: int
 ) -> Place | None:
-    """Trains the PRM in folder `prm` on an update's records and returns the new run's folder; None without a record.
+    """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or None without records.
 
-    Earlier updates' records and `refresh.replay` are trained on too. A finished refresh is not computed again.
+    Records of earlier updates and `refresh.replay` are included. A finished refresh is not computed again.
     """
     folder, experiment = workdir / FOLDER / str(update), read(place_of(prm) / RUN)
     if not records:
@@ -144,7 +145,7 @@ def refreshed(
 
 
 def _files(config: RLExperiment, folder: Place, records: Sequence[dict[str, Any]], update: int) -> list[str]:
-    """Writes an update's records, and returns the names of all files that are trained on."""
+    """Writes an update's records, and returns the names of all files to train on."""
     earlier = [folder / f"{n}.jsonl" for n in range(config.refresh.every, update, config.refresh.every)]
     folder.mkdir(exist_ok=True)
     file, lines = folder / f"{update}.jsonl", [dump(record).encode() + b"\n" for record in records]

@@ -1,6 +1,6 @@
-"""Groups of samples: problems by number, rewards and scores, their trees of tokens, and figures of what they show.
+"""Groups of samples: problems by number, rewards and scores, their token trees, and their figures.
 
-Evaluations on held-out problems draw with the same random numbers at every evaluation.
+Evaluations on held-out problems use the same random numbers every time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Group:
     second: list[Float[np.ndarray, " P"]] | None = None  # scores of the second PRM, of held-out samples
 
     def json(self) -> dict[str, Any]:
-        """Returns the fields as JSON holds them, the record by its problem; float32 survives it."""
+        """Returns the fields as JSON, with the problem in place of the record; float32 is preserved."""
         return {
             "problem": self.record["problem"], "samples": [sample.json() for sample in self.samples],
             "rewards": self.reward_G.tolist(), "scores": _listed(self.scores), "fused": self.fused, "lost": self.lost,
@@ -77,7 +77,7 @@ class Group:
 
     @property
     def correct_G(self) -> Float[np.ndarray, " G"]:
-        """The verifier's reward, 0 for blank chains and those cut off."""
+        """The verifier's reward, 0 for chains that are blank or cut off."""
         return np.maximum(self.reward_G, 0.0)
 
 
@@ -90,9 +90,9 @@ def _arrays(scores: Sequence[Sequence[float]] | None) -> list[Float[np.ndarray, 
 
 
 def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = False) -> list[dict[str, Any]]:
-    """Returns the problems' records, each with what the verifier needs, and `steps` where `solved`.
+    """Returns the problems' records, with the fields that the verifier needs, and `steps` if `solved`.
 
-    Raises RecordError, naming file and line, for a record without them, and for a problem that occurs twice.
+    Raises RecordError if they are missing, or a problem occurs twice.
     """
     records: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -113,7 +113,6 @@ def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = Fal
 
 
 def digest(records: Sequence[Record]) -> str:
-    """Returns a hash of problems and what the verifier needs of them."""
     return hashlib.sha256(json.dumps(records).encode()).hexdigest()
 
 
@@ -130,9 +129,9 @@ def judged(
     records: Sequence[Record], drawn: Sequence[Sequence[Rollout]], verifier: Verifier, floor: float, prm: PRM | None,
     *, keep_lost: bool = False,
 ) -> list[Group]:  # fmt: skip
-    """Returns the groups with the verifier's rewards and the PRM's scores; errors as `Verifier.rewards`.
+    """Returns the groups with the verifier's rewards and the PRM's scores; raises like `Verifier.rewards`.
 
-    Episodes have the world's rewards. Those that it lost are left out, unless `keep_lost` gives them the floor. Each
+    Episodes have the environment's rewards. Episodes that it lost are left out, or with `keep_lost` get the floor. Each
     process judges a part of the problems, and returns all groups.
     """
     if drawn and drawn[0] and drawn[0][0].episode is not None:
@@ -160,9 +159,9 @@ def judged(
 def _judged_by_world(
     records: Sequence[Record], drawn: Sequence[Sequence[Rollout]], floor: float, prm: PRM | None, keep_lost: bool
 ) -> list[Group]:
-    """Returns the groups of episodes; of fewer than two that were not lost there is none.
+    """Returns the groups of episodes; groups with fewer than two remaining episodes are dropped.
 
-    Raises ValueError for a reward outside [0, 1], and OSError where no group is left.
+    Raises ValueError for a reward outside [0, 1], and OSError if no group is left.
     """
     groups = []
     for record, samples in zip(records, drawn, strict=True):
@@ -187,7 +186,7 @@ def _judged_by_world(
 def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Rollout]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
-    """Returns the PRM's score of every step, by problem and sample; each process scores a part, as in `judged`."""
+    """Returns the PRM's step scores, by problem and sample; each process scores a part, as in `judged`."""
     of_groups = multihost.spread(lambda part: _scored(prm, part), list(zip(records, drawn, strict=True)))
     return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in of_groups]
 
@@ -211,7 +210,7 @@ def _scored(prm: PRM, drawn: Sequence[tuple[Record, Sequence[Rollout]]]) -> list
 
 
 def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[list[float]]]:
-    """Returns the scores of the turns of episodes, by task; what episodes of one task share is computed once."""
+    """Returns the scores of the turns of episodes, by task; shared prefixes within a task are computed once."""
     trees = [
         tree_of_trajectories([read_trajectory({"messages": sample.messages()}) for sample in samples if sample.steps])
         for samples in groups
@@ -230,7 +229,7 @@ def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[li
 
 
 def trees_of(groups: Sequence[Group], layout: Layout, config: RLExperiment) -> list[TokenTree]:
-    """Returns what an update learns from, by its method: trees of every group that has something to learn from."""
+    """Returns an update's training trees, by its method, for every group with something to learn from."""
     return [tree for group in groups for tree in _trees(group, layout, config)]
 
 
@@ -261,7 +260,7 @@ def _trees(group: Group, layout: Layout, config: RLExperiment) -> Iterator[Token
 
 
 def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
-    """Returns a group's samples by the ids before them: episodes of one task may begin in several ways."""
+    """Groups sample indices by prompt ids: episodes of one task may begin in several ways."""
     usual = next((sample.prompt for sample in group.samples if sample.prompt), ()) or layout.problem(
         group.record["problem"]
     )
@@ -274,7 +273,7 @@ def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
 def neutral_tree(
     name: str, prompt: Sequence[int], samples: Sequence[Rollout], weight: Sequence[np.ndarray] | None = None
 ) -> TokenTree:
-    """Returns the tree of samples that no advantage tells apart."""
+    """Returns the tree of samples with advantages of 0."""
     return group_tree(name, prompt, samples, [np.zeros(len(sample.ids)) for sample in samples], weight)
 
 
@@ -291,9 +290,9 @@ def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperime
 
 
 def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[Rows, PackReport]:
-    """Returns rows (A, B, ...) of `data.micro_rows` each, filled up with empty ones to a power of two, and counts.
+    """Returns rows (A, B, ...) of `data.micro_rows` each and packing counts; A is padded to a power of two.
 
-    So a step is compiled for few shapes, whatever the lengths of the samples.
+    So few shapes are compiled, for any sample lengths.
     """
     filled = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
     batches = max(1, -(-len(filled.rows.tokens) // data.micro_rows))
@@ -305,10 +304,10 @@ def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[
 
 
 def with_proximal(rows: Rows, trainer: Trainer, temperature: float) -> Rows:
-    """Returns rows (A, B, ...) with the log-probabilities of their tokens under the policy before the update.
+    """Adds to rows (A, B, ...) the log-probabilities of their tokens under the policy before the update.
 
-    The objective's ratios and importance weights are to this policy (Hilton et al. 2022). It is the current one in the
-    first step of an update only.
+    The objective's ratios and importance weights are relative to this policy (Hilton et al. 2022). It is the current
+    one only in the first optimizer step of an update.
     """
     params, model, mesh = trainer.params, trainer.experiment.model, trainer.mesh
     with jax.set_mesh(mesh):
@@ -320,7 +319,7 @@ _near = jax.jit(log_probabilities, static_argnums=(1, 3))
 
 
 def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
-    """Yields the groups in `count` parts of equal size, the last ones smaller where problems are few."""
+    """Yields the groups in `count` parts of equal size; the last parts may be smaller."""
     size = -(-len(groups) // count)
     for first in range(0, count * size, size):
         yield groups[first : first + size]
@@ -329,13 +328,13 @@ def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
 # ---- Figures of an update's groups, and of held-out ones.
 
 STREAM = -1
-"""The number that evaluations have in place of an update's: their draws are no update's, and equal at all of them."""
+"""The stream of evaluations, where updates have their number: never an update's, and always the same."""
 
 
 def fresh(update: int, *, report: bool = False) -> int:
-    """Returns the number of draws that no other evaluation shares: of a guard's test after this update, or a report's.
+    """Returns a stream that no other evaluation shares: for a guard's test after this update, or for a report.
 
-    What was chosen by its figures, or ended the run by them, is measured on other samples.
+    A policy that was chosen, or a run that was ended, by some samples must be measured on others.
     """
     return STREAM - 1 - 2 * update - report
 
@@ -343,19 +342,20 @@ def fresh(update: int, *, report: bool = False) -> int:
 EXAMPLES = 3
 
 Scores = Sequence[Sequence[Float[np.ndarray, " P"]]]
-"""A PRM's, of every step, by problem and sample."""
+"""A PRM's step scores, by problem and sample."""
 
 
 def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str, Any]:
-    """Returns the figures of held-out groups, as JSON holds them.
+    """Returns the figures of held-out groups, as JSON.
 
     gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
         incorrect chains only.
-    working: proportion of chains whose working is right; `right_with_wrong_working`, of correct chains.
-    disagreement: mean distance of the two PRMs' scores of a step; `second`: the second one's `proxy`.
-    tokens, steps: of a chain. blank, truncated: proportions of chains.
+    working: fraction of chains with right working; `right_with_wrong_working`: fraction of correct chains with wrong
+        working.
+    disagreement: mean distance between the two PRMs' scores of a step; `second`: the second one's `proxy`.
+    tokens, steps: per chain. blank, truncated: fractions of chains.
     """
     correct_PN = np.array([group.correct_G for group in groups])
     problems = np.arange(len(groups))
@@ -379,9 +379,9 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
 
 
 def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLExperiment) -> float | None:
-    """Returns KL(policy, reference) in nats a token: its mean over the tokens of held-out samples.
+    """Returns KL(policy, reference) in nats per token, averaged over the tokens of held-out samples.
 
-    Each token's KL is a sum over the vocabulary at the temperature of the samples, given the tokens before it.
+    Each token's KL is a sum over the vocabulary at the sampling temperature, given the earlier tokens.
     """
     data = dataclasses.replace(trainer.experiment.data, supervise="token", slots=config.tokens)
     trees = [
@@ -395,7 +395,7 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
 
 
 def pass_at(correct_PN: Bool[np.ndarray, "P N"]) -> dict[str, float]:
-    """Returns, for the powers of two up to N, the unbiased estimate of pass@k: 1 - C(N - c, k) / C(N, k)."""
+    """Returns the unbiased estimate of pass@k, 1 - C(N - c, k) / C(N, k), for the powers of two up to N."""
     n = correct_PN.shape[1]
     wrong_P1 = n - correct_PN.sum(1, keepdims=True)
     estimates = {}
@@ -425,7 +425,7 @@ def _proxies(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
-    """Returns the incorrect chains that the PRM rates highest, or without a PRM the first of them."""
+    """Returns the incorrect chains that the PRM rates highest, or without a PRM the first incorrect ones."""
     rows = []
     for group, right in zip(groups, verdicts, strict=True):
         for i, sample in enumerate(group.samples):
@@ -441,7 +441,7 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
 
 
 def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> float | None:
-    """Returns the AUROC of scores by problem and sample against the check of the working; None without both classes."""
+    """Returns the AUROC of step scores against the check of the working; None without both classes."""
     pairs = [
         (score, right)
         for group, scores_G in zip(groups, scores, strict=True)
@@ -456,7 +456,7 @@ def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> flo
 
 
 def train_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Returns the figures of an update's samples: reward, proxy, lengths, blank and cut chains, equal rewards."""
+    """Returns figures of an update's samples: reward, proxy, lengths, blank and cut off chains, equal rewards."""
     chains = [sample for group in groups for sample in group.samples]
     figures = {
         "reward": np.mean([group.correct_G.mean() for group in groups]),

@@ -1,24 +1,24 @@
-"""Samples: what a policy wrote, as the tokens that it sampled, and groups of them as trees of tokens.
+"""Samples: the tokens that a policy sampled, and groups of samples as token trees.
 
-Text is only for graders and reward models. A text can have other tokens than the ones that made it, so training on
-text that was tokenised again would ascribe to the policy what it never sampled.
+Text is only for graders and reward models. A text can tokenise to other tokens than the sampled ones, so training on
+retokenised text would ascribe to the policy tokens that it never sampled.
 
-In an environment a sample is an episode: turns that the policy sampled, and between them what the world answered.
+In an environment a sample is an episode: turns that the policy sampled, and the environment's answers between them.
 
-A group of samples is one tree, so that what samples share is computed once. Samples through one token share its
-probability ratio r. So two numbers a token carry any group exactly, the sums U and D of its samples' positive and
+A group of samples is one tree, so that common prefixes are computed once. Samples through one token share its
+probability ratio r. So two numbers per token represent any group exactly, the sums U and D of its samples' positive and
 negative advantages:
 
     sum_i min(r A_i, clip(r) A_i) = min(r, 1 + high) U + max(r, 1 - low) D
 
 Preferences are right and wrong continuations of one prefix, which DPO compares.
 
-    dpo        the samples of a problem: right are those that the verifier accepts (Rafailov et al. 2023)
+    dpo        the samples of a problem: right if the verifier accepts them (Rafailov et al. 2023)
     step_dpo   the steps that samples took after the same steps (Lai et al. 2024, arXiv 2406.18629). A step is right if
                a sample through it is accepted, the hard estimate of Math-Shepherd
 
 Every right continuation is compared with every wrong one. They are the chains of a tree whose problem is the prefix, so
-that the log ratio which the objective `implicit` sums over a chain is the continuation's.
+that the log ratio, which the objective `implicit` sums over a chain, is the continuation's.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Rollout:
     Attributes:
       ids: the sampled tokens in order, with the end of text if it was sampled.
       log_probability_T: of each token, float32, at the sampling temperature.
-      step_stop: for each step, the index in `ids` after its last token. The last step has all that follows the step
-        before it, the end of text included.
-      steps: the steps' texts, none of them blank.
+      step_stop: for each step, the index in `ids` after its last token. The last step extends to the end, with the end
+          of text.
+      steps: the steps' texts, never blank.
       ended: whether the policy ended the chain; else a token limit cut it off.
-      prompt: the ids before it, where they are no problem's: of an episode in an environment.
-      observed: of an episode, the spans of `ids` that the world wrote. They have probability 1, no advantage and no
-        weight, and belong to the segment of the turn that follows them.
-      episode: `messages`, their index of every turn (`turns`), `reward`, and the `error` of one that was lost.
-      drawn_by: where several policies drew it, one after the other: the index in `ids` of the first token of each, and
-        the number of the update after which it was the policy.
+      prompt: the preceding ids, if they are not a problem's: for an episode in an environment.
+      observed: for an episode, the spans of `ids` that the environment wrote. They have probability 1, no advantage and
+          no weight, and belong to the segment of the following turn.
+      episode: `messages`, the message index of every turn (`turns`), `reward`, and the `error` of a lost one.
+      drawn_by: if several policies sampled it, for each one the index in `ids` of its first token, and the number of
+          the update after which it was the policy.
     """
 
     ids: tuple[int, ...]
@@ -80,7 +80,7 @@ class Rollout:
 
     @property
     def sampled_T(self) -> Bool[np.ndarray, " T"]:
-        """Which tokens the policy sampled."""
+        """Marks the tokens that the policy sampled."""
         sampled_T = np.ones(len(self.ids), bool)
         for start, stop in self.observed:
             sampled_T[start:stop] = False
@@ -93,23 +93,22 @@ class Rollout:
 
     @property
     def reward(self) -> float:
-        """The world's, of an episode."""
+        """The environment's reward of an episode, else 0."""
         return self.episode["reward"] if self.episode is not None else 0.0
 
     def messages(self) -> list[dict[str, Any]]:
-        """Returns an episode's messages up to its last turn. A turn that the world did not take is its text."""
+        """Returns an episode's messages up to its last turn. A turn that the environment did not take is its text."""
         assert self.episode is not None
         turns, all_messages = self.episode["turns"], self.episode["messages"]
         cut = [{"role": "assistant", "content": text} for text in self.steps[len(turns) :]]
         return [*(all_messages if cut else all_messages[: turns[-1] + 1]), *cut] if turns or cut else list(all_messages)
 
     def json(self) -> dict[str, Any]:
-        """Returns the fields as JSON holds them; float32 survives it."""
+        """Returns the fields as JSON; float32 is preserved."""
         return vars(self) | {"log_probability_T": self.log_probability_T.tolist()}
 
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> Rollout:
-        """Inverts `json`."""
         lists = {name: tuple(value.get(name, ())) for name in ("ids", "step_stop", "steps", "prompt")}
         return Rollout(
             log_probability_T=np.array(value["log_probability_T"], np.float32), ended=value["ended"],
@@ -119,7 +118,7 @@ class Rollout:
 
 
 def check_exact(policy: Any) -> Sampler:
-    """Returns the policy. Raises ValueError where it does not tell the probability of the tokens that it sampled."""
+    """Returns the policy. Raises ValueError if it does not report the probability of sampled tokens."""
     if not isinstance(policy, Sampler):
         raise ValueError(
             f"{getattr(policy, 'name', policy)}: gives only text. Reinforcement learning needs the sampled token ids"
@@ -137,11 +136,11 @@ def sample(
 ) -> list[list[Rollout]]:
     """Returns n samples of each problem.
 
-    A draw is numbered only by seed, update, problem and sample: the same parameters give the same samples,
-    whatever was sampled before. Each process samples for a part of the problems, and returns the samples of all.
-    `costs`, the tokens that are expected of each problem, balance the parts.
+    A draw depends only on seed, update, problem and sample number: the same parameters give the same samples, whatever
+    was sampled before. Each process samples for a part of the problems, and returns all samples. `costs`, the expected
+    tokens per problem, balance the parts.
 
-    Raises ValueError for a policy that `check_exact` refuses, and for a problem that occurs twice.
+    Raises ValueError if `check_exact` refuses the policy, or a problem occurs twice.
     """
     draw = _draw(policy, problems, n, (seed, update))
     return [[Rollout.of_json(value) for value in samples] for samples in multihost.spread(draw, problems, costs)]
@@ -150,7 +149,8 @@ def sample(
 def ask(
     policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int, costs: Sequence[float] = ()
 ) -> Callable[[], list[list[Rollout]]]:
-    """Begins in a thread what `sample` does, and returns what waits for the result: servers sample meanwhile."""
+    """Starts `sample` in a thread, and returns a function that waits for its result, because servers sample
+    meanwhile."""
     draw, future = _draw(policy, problems, n, (seed, update)), concurrent.futures.Future()
 
     def run() -> None:
@@ -169,7 +169,7 @@ def ask(
 
 
 def _draw(policy: Any, problems: Sequence[str], n: int, stream: tuple[int, int]) -> Callable[[Sequence[str]], Any]:
-    """Returns what draws some of the problems, as JSON."""
+    """Returns the function that samples a part of the problems, as JSON."""
     if len(set(problems)) < len(problems):
         raise ValueError("a problem occurs twice in an update: its samples would be the same")
     policy = check_exact(policy)
@@ -186,7 +186,7 @@ def _draw(policy: Any, problems: Sequence[str], n: int, stream: tuple[int, int])
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A chain so far: its tokens, the policies that drew them (`Rollout.drawn_by`), and why it ended, or `open`."""
+    """An unfinished chain: its tokens, their policies (`Rollout.drawn_by`), and why it ended, or `open`."""
 
     ids: tuple[int, ...] = ()
     log_probability_T: tuple[float, ...] = ()
@@ -219,10 +219,10 @@ class Carried:
 def go_on(
     policy: Any, groups: Sequence[Carried], *, seed: int, by: int, costs: Sequence[float] = ()
 ) -> list[tuple[Begun, ...]]:
-    """Returns the groups' chains as far as they come until all those of the first group's update have ended.
+    """Continues the groups' chains until all chains of the first group's update have ended.
 
-    A chain's next token is drawn by this policy, that after update `by`, from the random numbers that `sample` has for
-    it. Its earlier tokens keep the log-probabilities of the policies that drew them.
+    Next tokens are sampled by this policy (the one after update `by`), with the random numbers of `sample`. Earlier
+    tokens keep the log-probabilities of the policies that sampled them.
     """
     policy, first = check_exact(policy), groups[0].update
 
@@ -244,7 +244,7 @@ def go_on(
 
 
 def _after(chain: Begun, drawn: Drawn | None, by: int) -> Begun:
-    """Returns the chain with its new tokens."""
+    """Appends the new tokens to the chain."""
     if drawn is None or len(drawn.ids) == len(chain.ids):
         return chain
     spans = (
@@ -254,7 +254,7 @@ def _after(chain: Begun, drawn: Drawn | None, by: int) -> Begun:
 
 
 def behind_T(rollout: Rollout, update: int) -> Int[np.ndarray, " T"]:
-    """Returns of every token how many updates the policy that drew it was behind the one that learns from it."""
+    """Returns for every token by how many updates its policy was behind the one that learns from it."""
     first = [index for index, _ in rollout.drawn_by]
     by = np.array([by for _, by in rollout.drawn_by])
     return update - 1 - np.repeat(by, np.diff([*first, len(rollout.ids)]))
@@ -264,7 +264,7 @@ def sample_episodes(
     policy: Any, world: World, layout: TurnLayout, limits: EpisodeLimits, records: Sequence[Mapping[str, Any]],
     n: int, *, seed: int, update: int,
 ) -> list[list[Rollout]]:  # fmt: skip
-    """Returns n episodes of each record, as `sample` does; those that the environment lost are among them."""
+    """Returns n episodes of each record, like `sample`, including episodes that the environment lost."""
     policy = check_exact(policy)
 
     def draw(part: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -280,7 +280,7 @@ def sample_episodes(
 
 
 def rollout_of_episode(played: Played) -> Rollout:
-    """Returns the sample of an episode in a world: a step is a turn."""
+    """Returns the sample of an episode; a step is a turn."""
     edge_T = np.flatnonzero(np.diff(played.sampled_T.astype(np.int8), prepend=1, append=1))
     episode = played.episode
     episode_fields = {"messages": list(episode.messages), "turns": list(episode.turns), "reward": episode.reward}
@@ -291,7 +291,7 @@ def rollout_of_episode(played: Played) -> Rollout:
 
 
 def rollout_of(policy: Sampler, drawn: Drawn) -> Rollout:
-    """Returns the sample of a whole chain: its tokens, cut into steps where the delimiter ends."""
+    """Returns the sample of a whole chain, with steps that end at the delimiter."""
     ended = drawn.finish_reason == "stop"
     written = drawn.ids[: len(drawn.ids) - ended]
     bounds = [0, *policy.step_stops(written)[0]]
@@ -306,11 +306,11 @@ def rollout_of(policy: Sampler, drawn: Drawn) -> Rollout:
 # ---- Groups as trees.
 
 EXTRAS = ("old", "gain", "penalty", "count")
-"""Of every slot: the token's log-probability when it was sampled, the sum of the positive advantages of the samples
-through it, the sum of the negative ones, and the number of these samples."""
+"""Per slot: the token's log-probability when sampled, the sums of the positive and of the negative advantages of the
+samples through it, and the number of these samples."""
 
 SPREAD = 1.0
-"""Log-probabilities of one shared token differ between samples only by rounding, in bfloat16 by tenths."""
+"""Log-probabilities of one shared token differ between samples only by rounding; in bfloat16 by tenths."""
 
 
 def group_tree(
@@ -322,16 +322,16 @@ def group_tree(
 ) -> TokenTree:
     """Returns the tree of a group, with a slot for every sampled token: see `jprm.token_tree.next_tokens`.
 
-    A slot's weight is the sum of its samples' weights, by default their number: what the KL term and metrics multiply,
-    and what makes `next_token` on the tree the likelihood of the samples. Its extras are `EXTRAS`.
+    A slot's weight is the sum of its samples' weights, by default their number. It is the factor of the KL term and
+    metrics, and makes `next_token` on the tree the likelihood of the samples. Its extras are `EXTRAS`.
 
     Args:
         name: for error messages.
         advantage: of every token of every sample, norms folded in (`jprm.methods.rl.credit.token_advantages`).
         weight: of every token of every sample (`jprm.methods.rl.credit.token_weights`).
 
-    Raises ValueError for a group or a sample without tokens, arrays of other lengths, and samples of different models:
-    their log-probabilities of a shared token differ.
+    Raises ValueError if the group or a sample has no tokens, array lengths differ, or the log-probabilities of a shared
+    token show that samples come from different models.
     """
     lengths = [len(rollout.ids) for rollout in samples]
     weight = [rollout.sampled_T.astype(float) for rollout in samples] if weight is None else weight
@@ -392,7 +392,7 @@ Ids = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Alternatives:
-    """What follows a prefix. Equal samples are as many continuations, equal steps are one."""
+    """Continuations of a prefix. Equal samples are separate continuations, equal steps are one."""
 
     prefix: Ids
     right: list[Ids]
@@ -432,7 +432,7 @@ def of_steps(
 def preference_trees(name: str, pair: Alternatives, tokens: int) -> Iterator[TokenTree]:
     """Yields trees of at most `tokens` tokens in which every right continuation meets every wrong one once.
 
-    The label of a chain is 1 if it is right, else 0. Where all do not fit one tree, the longer side is halved. A pair
+    The label of a chain is 1 if it is right, else 0. If they do not all fit one tree, the longer side is halved. A pair
     that does not fit is a tree of its own, which the packer refuses.
     """
     if not pair.right or not pair.wrong:

@@ -1,8 +1,8 @@
-"""Where the samples of an update come from: problems by number, a policy that samples, verifier and PRMs that judge.
+"""The sources of an update's samples: problems by number, a policy that samples, verifier and PRMs that judge.
 
-The loop asks `Samples` and does not know whom it asks: this process (`Here`, and `Carrying`, whose samples may run over
-an update), servers (`Servers`), or other hosts of the job (`jprm.methods.rl.sampling_hosts`).
-A `SampleSource` draws and judges on the devices of its own process, together with the other processes of its group.
+The loop only knows `Samples`: this process (`Here`, and `Carrying`, whose samples may span updates), servers
+(`Servers`), or other hosts of the job (`jprm.methods.rl.sampling_hosts`). A `SampleSource` draws and judges on the
+devices of its own process, together with the other processes of its group.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jprm.score.scorer import PRM
 from jprm.tokenizer import Layout, Tokenizer
 
 OF_WORLD = verifiers.Verifier(judge=lambda chains: [], check=lambda record, where: None)
-"""In place of a verifier where an environment judges its own episodes."""
+"""Replaces the verifier if an environment judges its own episodes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Problems:
 
     @staticmethod
     def read(config: RLExperiment) -> Problems:
-        """Reads the files that the experiment names; errors as `rollout.read_records`."""
+        """Reads the experiment's files; raises like `rollout.read_records`."""
         verifier = OF_WORLD if config.environment else verifiers.find(config.verifier)
         records = rollout.read_records(config.problems, verifier, solved=not METHODS[config.method].samples)
         return Problems(config, verifier, records, rollout.read_records(config.held_out, verifier))
@@ -56,9 +56,9 @@ class Problems:
 class SampleSource:
     """Draws and judges the samples of a run.
 
-    `policy` is set by the caller, when there are parameters. `prm` and `second` are None where the experiment has none.
+    The caller must set `policy` once there are parameters. `prm` and `second` are None if the experiment has none.
 
-    Raises ValueError for a PRM, of the folder `prm`, whose scores the experiment's credit cannot take.
+    Raises ValueError if the experiment's credit does not accept the scores of the PRM in folder `prm`.
     """
 
     policy: Sampler
@@ -83,7 +83,7 @@ class SampleSource:
     ) -> list[list[Rollout]]:
         """Returns n samples of each problem: chains, or episodes in the environment.
 
-        `costs`, the tokens that are expected of a sample of each problem, balance the parts of several processes.
+        `costs`, the expected tokens per sample of each problem, balance the parts of several processes.
         """
         seed = self.config.seed
         if self._world is None:
@@ -109,7 +109,7 @@ class SampleSource:
 
 
 def sampler_options(config: RLExperiment) -> SamplerConfig:
-    """Returns how the policy is sampled: from all tokens, whose log-probabilities training needs."""
+    """Returns the sampler's options: sampling from all tokens, because training needs their log-probabilities."""
     return SamplerConfig(
         config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows, dtype=config.sampler_dtype
     )
@@ -119,9 +119,9 @@ def sampler_options(config: RLExperiment) -> SamplerConfig:
 
 
 def expected_tokens(problems: Sequence[str], lengths: Mapping[str, float]) -> list[float]:
-    """Returns the tokens expected of a sample of each problem: as many as its last ones had, or as others had.
+    """Returns the expected tokens per sample of each problem: the mean of its last samples, or the overall mean.
 
-    lengths: by problem, the mean tokens of its last samples.
+    lengths: mean tokens of the last samples, by problem.
     """
     usual = float(np.mean(list(lengths.values()))) if lengths else 1.0
     return [lengths.get(problem, usual) for problem in problems]
@@ -129,9 +129,9 @@ def expected_tokens(problems: Sequence[str], lengths: Mapping[str, float]) -> li
 
 @dataclasses.dataclass
 class Ahead:
-    """Samples of an update to come, drawn by the policy after update `by`, or begun by it (`groups`).
+    """Samples of a future update, drawn by the policy after update `by`, or begun by it (`groups`).
 
-    With `sampling_hosts` they are judged already: `judged` are groups as `rollout.Group.json` writes them.
+    With `sampling_hosts` they are already judged: `judged` are groups in the form of `rollout.Group.json`.
     """
 
     update: int
@@ -155,7 +155,7 @@ class Ahead:
 
 
 class Samples(Protocol):
-    """Whom the loop asks for samples. `ahead` are those of later updates that are there: a checkpoint holds them.
+    """The loop's source of samples. `ahead` are finished samples of later updates, saved in checkpoints.
 
     waited: the seconds for which `settle` waited.
     """
@@ -165,7 +165,7 @@ class Samples(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """How the policy's chains are written."""
+        """The layout of the policy's chains."""
         ...
 
     @property
@@ -182,15 +182,15 @@ class Samples(Protocol):
         ...
 
     def begin(self, update: int, due: int) -> None:
-        """Begins the samples of the updates up to `due` that are not begun, by the policy after `update` - 1."""
+        """Starts sampling for the updates up to `due` that are not started, with the policy after `update` - 1."""
         ...
 
     def take(self, update: int) -> Ahead:
-        """Returns the samples of an update, once they are there."""
+        """Waits for the samples of an update, and returns them."""
         ...
 
     def settle(self) -> None:
-        """Waits for what a push must not overtake."""
+        """Waits for all samples that must finish before a push."""
         ...
 
     def judged(self, ahead: Ahead) -> list[Group]:
@@ -202,7 +202,7 @@ class Samples(Protocol):
         ...
 
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
-        """Returns what the update's line says of its samples, such as how far behind their policy was."""
+        """Returns figures of the samples for the update's line, e.g. how far behind their policy was."""
         ...
 
 
@@ -257,7 +257,7 @@ class Here:
 
 
 class Carrying(Here):
-    """`Here`, where an update's sampling ends with its own samples: unfinished later ones go on in the next."""
+    """`Here`, but an update's sampling stops with its own samples: unfinished later ones continue in the next."""
 
     def _drawn(self, update: int, by: int) -> Ahead:
         begun = (Begun(),) * self.source.config.samples
@@ -285,9 +285,10 @@ class Carrying(Here):
 
 
 class Servers(Here):
-    """`Samples` of servers, while the learner learns where they are drawn ahead. The policy is a `RemoteSampler`.
+    """`Samples` from servers; if drawn ahead, they are sampled while the learner learns. The policy is a
+    `RemoteSampler`.
 
-    What servers have not returned yet is no part of a checkpoint. A run that continues asks for it again.
+    Pending requests are not part of a checkpoint. A run that continues repeats them.
     """
 
     def __init__(self, source: SampleSource, ahead: list[Ahead], lengths: Mapping[str, float]):

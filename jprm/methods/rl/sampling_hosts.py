@@ -1,7 +1,7 @@
-"""Hosts of a job that sample for the others, at the same time as those learn: `sampling_hosts` of an experiment.
+"""Hosts of a job that sample while the others learn: `sampling_hosts` of an experiment.
 
-Learners are a group of processes with a mesh of their own, and so are the last processes of the job, which sample.
-The learners write orders, which the sampling hosts carry out one after the other:
+Learners are a group of processes with a mesh of their own, and so are the last processes of the job, which sample. The
+learners write orders, which the sampling hosts carry out one after the other:
 
     push      take the learners' parameters, layer by layer: the one thing that all processes compute together
     draw      draw and judge the samples of an update
@@ -9,9 +9,8 @@ The learners write orders, which the sampling hosts carry out one after the othe
     evaluate  draw and judge samples of the held-out problems
     end       leave, as the learners do
 
-Learners order the samples of update u + `stale` before they learn from update u, and wait for them before they push
-what they have learnt. So samples are a function of seed, update and parameters, as where all processes sample in
-turn.
+Learners order the samples of update u + `stale` before they learn from update u, and wait for them before they push the
+new parameters. So samples are a function of seed, update and parameters, as if all processes sampled in turn.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from jprm.train.callbacks import Watchdog
 ORDER, REPLY = "order", "reply"
 
 DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": "evaluating"}
-"""What the watchdog reports for each order."""
+"""The watchdog's word for each order."""
 
 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the processes of the job that learn, and those that only sample for them.
+    """Returns the processes of the job that learn, and the ones that only sample.
 
-    Raises ValueError where none is left to learn.
+    Raises ValueError if none is left to learn.
     """
     count, sampling = jax.process_count(), config.sampling_hosts
     if sampling >= count:
@@ -64,10 +63,9 @@ def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class SamplingHosts:
-    """`Samples` of the hosts that sample. They are judged already, and are there before the next push.
+    """`Samples` from the sampling hosts. They are already judged, and finished before the next push.
 
-    `update` is the one that the learners are at, for the watchdog. `waited` are the seconds that they waited for the
-    samples which were settled last.
+    `update` is the learners' current update, for the watchdog. `waited` are the seconds of the last `settle`.
     """
 
     def __init__(
@@ -106,7 +104,7 @@ class SamplingHosts:
         sampler.decoding_copy(params, self._model, mesh, dtype, functools.partial(_send, self.config))
 
     def begin(self, update: int, due: int) -> None:
-        """Orders the samples of the updates up to `due`, and waits for those of `update` if they are not there."""
+        """Orders the samples of the updates up to `due`, and waits for those of `update` if they are missing."""
         self.update = update
         for later in range(self.ahead[-1].update + 1 if self.ahead else update, due + 1):
             costs = expected_tokens([record["problem"] for record in self.problems.chosen(later)], self._lengths)
@@ -119,7 +117,7 @@ class SamplingHosts:
         return self.ahead.pop(0)
 
     def settle(self) -> None:
-        """Waits for all samples that were ordered: a push comes after them."""
+        """Waits for all ordered samples: a push must come after them."""
         began, self.waited = time.perf_counter(), 0.0
         while self._begun:
             judged = self._reply()
@@ -142,7 +140,6 @@ class SamplingHosts:
         return self._groups(self._reply())
 
     def _groups(self, groups: Sequence[Mapping[str, Any]]) -> list[Group]:
-        """Returns groups from JSON."""
         return [Group.of_json(group, self._records) for group in groups]
 
     def _order(self, do: str, **what: Any) -> None:
@@ -157,7 +154,7 @@ class SamplingHosts:
 
 @contextlib.contextmanager
 def ending() -> Iterator[Callable[[Any], None]]:
-    """Ends the sampling hosts with the learners. Yields what takes the learners' result; an error is passed on."""
+    """Ends the sampling hosts with the learners. Yields a function for the learners' result; errors are passed on."""
     results: list[Any] = []
     try:
         yield results.append
@@ -169,11 +166,11 @@ def ending() -> Iterator[Callable[[Any], None]]:
 
 
 def serve(config: RLExperiment, workdir: Any) -> dict[str, Any]:
-    """Carries out the learners' orders in a sampling host until they end, and returns what they return.
+    """Carries out the learners' orders in a sampling host until they end, and returns their result.
 
     Raises:
-        Stopped: where the learners saved and stopped after SIGTERM.
-        ValueError: where they ended with an error, or what is sampled and judged here does not fit the experiment.
+        Stopped: the learners saved and stopped after SIGTERM.
+        ValueError: the learners ended with an error, or this host's problems or models do not fit the experiment.
     """
     with Watchdog(path_of(workdir), config.stall_seconds) as watchdog:
         try:
@@ -217,7 +214,6 @@ class _Host:
         multihost.post(REPLY, {"value": [group.json() for group in groups]})
 
     def _take(self, order: Mapping[str, Any]) -> None:
-        """Takes the learners' parameters."""
         shapes = {path: jax.ShapeDtypeStruct(shape, dtype) for path, (shape, dtype) in order["shapes"].items()}
         params, name = unflatten_dict(shapes, sep="/"), order["name"]
         if not hasattr(self.source, "policy"):
@@ -229,7 +225,7 @@ class _Host:
 
 
 def _send(config: RLExperiment, stored: sampler.Stored, part: Mapping, mesh: Mesh) -> dict:
-    """Sends a part of the parameters, of which every learner has a copy for this long."""
+    """Sends a part of the parameters; every learner temporarily has a copy of it."""
     _moved(config, sampler.stored_here(stored, part, mesh), mesh)
     return {}
 
@@ -240,7 +236,7 @@ def _receive(config: RLExperiment, stored: sampler.Stored, part: Mapping, mesh: 
 
 
 def _moved(config: RLExperiment, params: dict, mesh: Mesh) -> dict:
-    """Moves arrays from the learners, which have them on a mesh of this kind each, to the sampling hosts."""
+    """Moves arrays from the learners, each with such a mesh, to the sampling hosts."""
     learners, samplers = parted(config)
     with multihost.among((*learners, *samplers)):
         multihost.meet()  # compiling, and waiting for the last samples, may take long
