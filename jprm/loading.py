@@ -45,8 +45,7 @@ def load(
       mesh: device mesh. Default: parameters are sharded over all devices, and each device takes its own rows.
       dtype: storage type of the parameters. Default: as trained; for a published model float32, or bfloat16 on a GPU.
         bfloat16 and float32 also set the computation type. int8 takes a quarter of float32's memory, nf4 a little more
-        than an eighth (docs/models.md has the loss in quality). `gguf` is not accepted here; only runs are trained with
-        it.
+        than an eighth (docs/models.md has the loss in quality). `gguf` is for training only.
       adapter: how to read a published model (`jprm.methods.formats.adapters`): a record's name, a JSON file,
         `module:NAME` or `FILE.py:NAME`. Default: recognised from the files.
       attention: implementation (`jprm.model.attention`). Default: as trained if it runs here; `blocked` for a published
@@ -99,10 +98,7 @@ def load(
 def _log_ratio(
     folder: Place, experiment: Experiment, beta: float, model: ModelConfig, grid: jax.sharding.Mesh, dtype: Dtype | None
 ) -> dict[str, Any]:
-    """Returns the PRM fields of a log-ratio model: the reference it was trained against, and the scale.
-
-    Raises ValueError if the run has no reference.
-    """
+    """Returns the PRM fields of a log-ratio model: the reference it was trained against, and the scale."""
     if not experiment.reference:
         raise ValueError(
             f"{folder / RUN}: its scores are log ratios to a reference model, but `reference` is empty. Set it to the"
