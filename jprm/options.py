@@ -216,10 +216,10 @@ def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
     `python -m`, and the downloaded folder may be below it. A module that is already imported executes nothing new.
     """
     place, colon, _ = name.rpartition(":")
-    if colon and place.partition(".")[0] in {"", *sys.stdlib_module_names}:
-        raise ForeignCode(f"{what}={name!r}: is no module that has parts")
     if not colon or place in sys.modules or place.partition(".")[0] == __package__:  # jprm itself is running
         return
+    if place.partition(".")[0] in {"", *sys.stdlib_module_names}:  # some do things when they are imported
+        raise ForeignCode(f"{what}={name!r}: is no module that has parts")
     for i, spec in enumerate(_specs(place)):
         files = [
             *(spec.submodule_search_locations or ()),
