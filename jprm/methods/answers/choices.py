@@ -31,6 +31,8 @@ _STATED = re.compile(
             rf"|(?:the\s+)?{_BEST})\b(?!\s+{any_of('if, only, when, for, about, that')})",
             rf"\b(?:i|we|i['’](?:d|ll)|let['’]?s|let\s+us|to|i\s+am|i['’]m)\s+"
             rf"(?:{_WOULD}\s+){{0,2}}{_CHOOSE}\s+{_NAMED}(?=[.,;!\s)]|\Z)",  # I choose D
+            rf"{_START}(?:choose|pick|select)\s+{_NAMED}{_END}",
+            rf"{_START}{_NAMED}\s+{any_of('fits, matches, works, is')}\s+best{_END}",
             rf"\b{any_of('it, this, that, which, the correct one')}"
             rf"(?:\s+{_WOULD}(?:\s+\w+ly)?\s+be|\s+is|['’]s)\s+{_NAMED}{_END}",
             rf"{_START}{_LEAD}(?:the\s+)?{_NAMED}{_END}",  # hence D
@@ -51,6 +53,7 @@ _ALONE = re.compile(
 _OPTION = re.compile(
     r"[\s\"']*(?:\(?([A-Ja-j])\)|([A-Ja-j])\s*[.)]|([B-J]):)\s+(?!is\b|are\b|was\b)(\S+(?:\s\S+){0,3})\s*\Z"
 )
+_SENTENCE = re.compile(r"[\s\"']*\(?([A-J])[.)]\s+[^\d]*\Z")
 _SMALL = re.compile(r"\s*\(?([a-j])\)?[.]?\s*\Z")
 _LETTER = re.compile(r"[A-J]", re.IGNORECASE)
 
@@ -62,7 +65,7 @@ def choices(prose: Prose) -> list[Mark]:
         if option := _OPTION.match(text):
             letter = next(filter(None, option.groups()))
             return [Mark(0, f"{letter.upper()}. {option[4]}", "statement", True)]
-        if small := _SMALL.match(text):
+        if small := _SMALL.match(text) or _SENTENCE.match(text):
             return [Mark(0, small[1].upper(), "statement", True)]
     out = []
     for pattern in (_STATED, _ABROAD):

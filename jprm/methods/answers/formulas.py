@@ -77,7 +77,7 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
     """Returns the first number, formula or words of a text, their kind, and where they end."""
     at = m.end() if (m := _FILLER.match(text)) else 0
     choice = re.match(
-        r"\(?([A-J])\s*[).:]+\s+(?=\S)|\(([A-Ja-j])\)(?=\W|\Z)|([A-J])(?=[\s]*(?:[.,;!:]\s|[.,;!]?\Z|\n|-\s|–))",
+        r"\(?([A-J])\s*[).:]+\s+(?=\S)|\(([A-Ja-j])\)(?=\W|\Z)|([A-J])(?=[\s]*(?:[.,;!:]\s|[.,;!]?\Z|\n|-\s|–|\s\(\d+\)))",
         text[at:],
     )
     if choice and not re.match(r"[A-J],\s*(?:[A-Za-z](?![a-z])|\d)", text[at:]):
@@ -168,6 +168,7 @@ _NAMES = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?\Z|(?:log|ln|sqrt|pi|exp|max|min|mod|gcd|lcm|infinity|det)\Z"
 )
 _COMPOUND = re.compile(r"-[A-Za-z]{2,}|(?<!\d{3}) [a-z]{3,}")
+_SIGNS = re.compile(r"[^\w\s]")
 _OF_THINGS = re.compile(r"&[A-Za-z]|[-‑][A-Za-z]{2,}|(?<=[A-Z]) [a-z]{3,}")
 _PRIME = re.compile(r"(?<=[A-Za-z'])'(?!s\b|\s|\Z)")
 _BREAKS = set(r"\boxed \fbox \implies \therefore \because \blacksquare \square \Box \qed \checkmark".split())
@@ -188,9 +189,8 @@ def _end_of_formula(text: str, at: int, *, lists: bool = True) -> int:
                 break
             end += 1
             continue
-        if (
-            kind == "number" and solid and text[last:end].isspace() and _COMPOUND.match(text, token.end())
-        ):  # 12 7-Ups, 5 8 point bucks
+        things = kind == "number" and solid and _COMPOUND.match(text, token.end())
+        if things and not _SIGNS.search(text, last, end):  # 12 7-Ups, 5 8 point bucks
             break
         if kind in ("math", "dollar", "number", "environment", "words"):
             solid, last = True, token.end()
