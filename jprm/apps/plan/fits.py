@@ -46,7 +46,7 @@ CARDS = {"24 GB": 24_564 << 20, "48 GB": 46_068 << 20, "80 GB": 84_942_979_072, 
 """Bytes that the driver shows of an RTX 4090, an L40S, an H100 and an H200."""
 
 USABLE = 0.92
-"""Of a card, under XLA_PYTHON_CLIENT_MEM_FRACTION=0.92."""
+"""The fraction of a card that jax may take under XLA_CLIENT_MEM_FRACTION=0.92; its default is 0.75."""
 
 TOKENS = (2048, 8192)
 

@@ -62,7 +62,7 @@ CHIPS = {
 }
 
 # In bfloat16 without sparsity, NVLink in one direction, and 200 or 400 Gb/s of network for each GPU of a DGX node.
-# JAX takes three quarters of a GPU's memory by default; these plans are for XLA_PYTHON_CLIENT_MEM_FRACTION=0.92.
+# JAX takes three quarters of a GPU's memory by default; these plans are for XLA_CLIENT_MEM_FRACTION=0.92.
 CHIPS |= {
     # nvidia.com/a100, SXM: 312 TFLOPs, 80 GB, 2,039 GB/s, NVLink 600 GB/s.
     "a100": Chip(312e12, 85_100_068_864, 2039e9, 300e9, 200e9 / 8, 0.92 * 85_100_068_864, backend="gpu"),
