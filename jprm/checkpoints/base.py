@@ -50,7 +50,7 @@ def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> 
         old = model_config(before.base)
     except (FileNotFoundError, ValueError) as error:
         raise ValueError(
-            f"--set base={changed.base}: cannot tell which fields of `model` come from {before.base}:"
+            f"--set base={changed.base}: cannot tell which fields of `model` are those of {before.base}:"
             f" {error}. Write the experiment for the new base: model=base.model_config(BASE)"
         ) from None
     new, model = model_config(changed.base), {}

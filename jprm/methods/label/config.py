@@ -1,4 +1,4 @@
-"""The configs of the label methods. Needs no array library."""
+"""Configs of the label methods; imports no array library."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Labeller:
-    """Your own way of labelling steps: `jprm label FILE.py:NAME`.
+    """Your own labeller of steps, for `jprm label FILE.py:NAME`.
 
     Attributes:
-      labels: A tree to a label for every node, None for a step of which nothing is known.
-      semantics: What a label means: correctness, rating or value.
-      check: (tree, where) raises ValueError for a record that it cannot label. All are checked before any is labelled.
+      labels: maps a tree to one label per node; None if unknown.
+      semantics: meaning of the labels: correctness, rating or value.
+      check: (tree, where) raises ValueError if it cannot label the record. All records are checked before any is
+        labelled.
     """
 
     labels: Callable[[ReasoningTree], Sequence[float | None]]
@@ -27,11 +28,11 @@ class Labeller:
 
 @dataclasses.dataclass(frozen=True)
 class Adaptive:
-    """Further rollouts of a prefix while its confidence interval holds `threshold`.
+    """Adds rollouts of a prefix while its confidence interval contains `threshold`.
 
     Attributes:
-      most: rollouts per prefix, at most.
-      mean: the budget: rollouts per prefix, averaged over the prefixes of a tree. The first k count too.
+      most: maximum rollouts per prefix.
+      mean: budget: average rollouts per prefix of a tree, including the first k.
     """
 
     threshold: float
@@ -43,7 +44,7 @@ class Adaptive:
 class MonteCarloConfig:
     """Monte Carlo values: the fraction of k completions of every prefix that end correctly.
 
-    The same command continues a stopped one.
+    Rerun to continue a stopped command.
 
     For example:
       jprm label mc --policy server.json --input chains.jsonl --output values.jsonl --rollouts rollouts.jsonl \\
@@ -53,13 +54,13 @@ class MonteCarloConfig:
       estimate: The fraction of correct rollouts (soft), or whether any is correct (hard).
       k: Rollouts per prefix (k in papers).
       seed: Number of the first rollout.
-      z: Half-width of the confidence intervals in standard errors; 1.96 gives 95 %.
-      adaptive: Further rollouts while the confidence interval holds THRESHOLD: at most MOST per prefix, and MEAN per
-        prefix over a tree. The hard estimate is of the first k all the same.
-      tokens: With --adaptive, one budget for all trees that are sampled together, in place of MEAN for each: tokens of
-        rollouts per prefix, on average. The first k are sampled in any case.
+      z: Half-width of the confidence intervals in standard errors, e.g. 1.96 for 95 %.
+      adaptive: Add rollouts while the confidence interval contains THRESHOLD: at most MOST per prefix, on average MEAN
+        per prefix of a tree. The hard estimate still uses only the first k.
+      tokens: With --adaptive, replaces MEAN by a common budget for all trees sampled together: average rollout tokens per
+        prefix. The first k rollouts are always sampled.
       trees_at_once: Trees whose rollouts are sampled together.
-      verifier: What judges completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
+      verifier: Judge of completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
         FILE.py:NAME.
     """
 
@@ -87,23 +88,23 @@ class MonteCarloConfig:
 class OmegaConfig:
     """OmegaPRM: values from a tree search that finds first errors by binary search.
 
-    The same command continues a stopped one. Problems that are always or never solved are left out and counted. The
-    steps of the records are not used.
+    Rerun to continue a stopped command. Problems that are always or never solved are left out and counted. Steps in
+    the records are ignored.
 
     For example:
       jprm label omega --policy server.json --input problems.jsonl --output trees.jsonl --rollouts rollouts.jsonl
 
     Attributes:
       alpha: In Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L), as published.
-      beta: In Q.
-      length: L of Q, in tokens.
+      beta: beta in Q.
+      length: L in Q, in tokens.
       c_puct: Weight of exploration.
       k: Rollouts per state (k in papers).
-      searches: Binary searches per problem, at most.
-      budget: Rollouts per problem, at most. A search that the budget ends keeps the states that it has valued.
+      searches: Maximum binary searches per problem.
+      budget: Maximum rollouts per problem. If it runs out, the search keeps the states valued so far.
       seed: Number of the first rollout.
       problems_at_once: Problems whose rollouts are sampled together.
-      verifier: What judges completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
+      verifier: Judge of completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
         FILE.py:NAME.
     """
 
@@ -131,17 +132,16 @@ class OmegaConfig:
 class CritiqueConfig:
     """Critiques of labelled steps whose verdicts match the labels, to train a generative verifier on.
 
-    The judge writes its number of critiques for each question; questions without a label are not asked. The output's
-    records have the question as the problem and the critique as the steps: an experiment with
-    `data.supervise="token"`, `model.head="language"` and `objective="next_token"` trains on them. The same command
-    continues a stopped one.
+    The judge writes its number of critiques for each question that has a label. The output has the question as the
+    problem and the critique as the steps; train on it with `data.supervise="token"`, `model.head="language"` and
+    `objective="next_token"`. Rerun to continue a stopped command.
 
     For example:
       jprm label critique --judge judge.json --input labelled.jsonl --output critiques.jsonl --critiques kept.jsonl
 
     Attributes:
-      most: Critiques kept per question, at most: the first that match.
-      threshold: Labels below it are errors. Default: 0.5 for correctness, 0 for ratings; for values a step is an error
+      most: Maximum critiques to keep per question (the first that match).
+      threshold: Labels below this are errors. Default: 0.5 for correctness, 0 for ratings; for values, a step is an error
         if no rollout is correct.
       trees_at_once: Trees whose critiques are sampled together.
     """

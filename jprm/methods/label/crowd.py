@@ -1,18 +1,17 @@
-"""Verdicts of several judges and people as one: Dawid and Skene's model, a correction by gold labels, agreement.
+"""Pools verdicts of judges and people: Dawid and Skene's model, a correction by gold labels, and agreement.
 
-Each judge j has a confusion matrix e_j[c, v], the probability of its verdict v on a step of the true class c; verdicts
-are independent given the class (Dawid & Skene, Applied Statistics 28, 1979). EM finds the classes' probabilities p, the
-matrices and the posterior of each step together, starting from the majority. An iteration is that of `DawidSkene` of
-the package crowd-kit, whose bound, by which it stops, counts a step's prior once for each verdict.
+Each judge j has a confusion matrix e_j[c, v], the probability of verdict v on a step of true class c. Verdicts are
+independent given the class (Dawid & Skene, Applied Statistics 28, 1979). EM estimates the class probabilities p, the
+matrices and each step's posterior together, starting from the majority. An iteration equals that of `DawidSkene` in the
+package crowd-kit, but the stopping bound there counts a step's prior once per verdict.
 
-Judges that are lenient about the same steps are not independent, and the model takes their common silence for
-correctness; so does EM with the gold labels held fixed, until they are many. A few gold labels show it here: the
-posterior's log-odds z become a + b z, with a and b of highest posterior density on the gold labels, under normal priors
-around a = 0 and b = 1 (`PRIOR`), so that no gold label changes nothing.
+If judges are lenient about the same steps, they are not independent, and the model mistakes their common silence for
+correctness; so does EM with a few gold labels held fixed. Here a few gold labels suffice: the posterior log-odds z
+become a + b z, where (a, b) maximises the posterior density on the gold labels, under normal priors around a = 0 and b
+= 1 (`PRIOR`). Without gold labels nothing changes.
 
-The matrices of the model take common silence for correctness too. `matrices` has those of the corrected posterior, and
-corrects them once more, for each judge and verdict: log-odds that are moved together cannot show a careful judge among
-lenient ones.
+The model's matrices have the same bias. `matrices` recomputes them from the corrected posterior, and corrects them once
+more per judge and verdict: shifting all log-odds together cannot reveal a careful judge among lenient ones.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float, Int
 
 FLOOR = 1e-10
-"""The least probability in `p` and in confusion matrices, as in crowd-kit."""
+"""Smallest probability in `p` and in confusion matrices, as in crowd-kit."""
 
 PRIOR = (4.0, 1.0)
-"""Standard deviations of the priors of a and b: a may move far, since how lenient judges are is unknown."""
+"""Standard deviations of the priors of a and b. The prior of a is wide, since the judges' leniency is unknown."""
 
 DOUBT = 1.0
-"""Gold labels that agree with the corrected posterior, added to those of each judge's verdict (`matrices`)."""
+"""Pseudo-count of gold labels that agree with the corrected posterior, per judge and verdict (`matrices`)."""
 
 MOST = 12.0
-"""Log-odds beyond this are cut before the correction: 1 in 160,000."""
+"""Log-odds are clipped to this before the correction (odds of 1 in 160,000)."""
 
 
 class Crowd(NamedTuple):
-    """What the model says of N steps, J judges and C classes."""
+    """Estimates of the model for N steps, J judges and C classes."""
 
     posterior_NC: Float[np.ndarray, "N C"]
     prior_C: Float[np.ndarray, " C"]
@@ -47,7 +46,7 @@ class Crowd(NamedTuple):
 
 
 def majority(verdict_NJ: Int[np.ndarray, "N J"], classes: int) -> Float[np.ndarray, "N C"]:
-    """Returns the fraction of each step's verdicts that are of each class. A verdict below 0 is none."""
+    """Returns each class's share of a step's verdicts. Negative verdicts count as missing."""
     votes_NC = (verdict_NJ[..., None] == np.arange(classes)).sum(1).astype(float)
     if (votes_NC.sum(1) == 0).any():
         raise ValueError("a step has no verdict: leave it out")
@@ -62,10 +61,10 @@ def dawid_skene(
     iterations: int = 100,
     tolerance: float = 1e-5,
 ) -> Crowd:
-    """Returns the model's estimate from verdicts, of which those below 0 are none.
+    """Fits the model by EM. Negative verdicts count as missing.
 
-    A step counts `weight_N` times. EM stops where the evidence lower bound for each verdict grows by less than
-    `tolerance`. Steps of equal verdicts are computed once. Raises ValueError where a step has no verdict.
+    Each step has weight `weight_N`. EM stops if the evidence lower bound per verdict grows by less than `tolerance`.
+    Steps with equal verdicts are computed once. Raises ValueError if a step has no verdict.
     """
     if not verdict_NJ.size:
         raise ValueError("no step has a verdict")
@@ -96,7 +95,7 @@ def dawid_skene(
 
 
 def _log_joint(said_UJV, prior_C, confusion_JCV) -> Float[np.ndarray, "U C"]:
-    """Returns the log-probability of each class together with the verdicts."""
+    """Returns log p(class, verdicts)."""
     return np.log(np.maximum(prior_C, FLOOR)) + np.einsum("ujv,jcv->uc", said_UJV, np.log(confusion_JCV))
 
 
@@ -106,9 +105,9 @@ def correction(
     index_K: Int[np.ndarray, " K"],
     weight_K: Float[np.ndarray, " K"] | None = None,
 ) -> tuple[float, float]:
-    """Returns (a, b) of the log-odds a + b z by K gold labels, 0 or 1, of the steps with these indices.
+    """Fits (a, b) of the log-odds a + b z to K gold labels (0 or 1) of the steps `index_K`.
 
-    A gold label counts `weight_K` times.
+    Gold labels have weight `weight_K`.
     """
     z_K = log_odds(probability_N[index_K])
     count_K = np.ones_like(z_K) if weight_K is None else weight_K
@@ -130,7 +129,7 @@ def correction(
 
 
 def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:
-    """Returns probabilities with the log-odds a + b z."""
+    """Returns the probabilities with log-odds a + b z."""
     return scipy.special.expit(a + b * log_odds(probability_N))
 
 
@@ -141,11 +140,11 @@ def matrices(
     index_K: Int[np.ndarray, " K"],
     weight_N: Float[np.ndarray, " N"] | None = None,
 ) -> Float[np.ndarray, "J 2 2"]:
-    """Returns each judge's matrix [judge, true class, verdict] by corrected probabilities of class 1 and gold labels.
+    """Returns each judge's matrix [judge, true class, verdict] from corrected probabilities of class 1 and gold labels.
 
-    For each judge and verdict, the fraction of steps of class 1 is the mean probability plus the mean distance of gold
-    labels from it, shrunk by `DOUBT`. A step counts `weight_N` times. Gold labels must be a random part of a judge's
-    steps of one verdict; they may favour a verdict, e.g. the steps that one judge calls wrong.
+    Per judge and verdict, the fraction of class 1 is the mean probability plus the mean residual of the gold labels,
+    shrunk by `DOUBT`. Steps have weight `weight_N`. Given a judge's verdict, gold labels must be a random sample; they
+    may favour a verdict, e.g. steps that one judge calls wrong.
     """
     weight_N = np.ones(len(verdict_NJ)) if weight_N is None else weight_N
     said_NJV = (verdict_NJ[..., None] == np.arange(2)) * weight_N[:, None, None]
@@ -165,13 +164,13 @@ def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 # ---- Krippendorff's alpha for ordinal ratings.
 
 Ratings = Sequence[Sequence[float | None]]
-"""The ratings of each unit, in any order; None for an annotator who did not rate it."""
+"""Ratings of each unit, in any order; None for a missing rating."""
 
 
 def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
-    """Returns each unit's coincidences of values c and k: n_c (n_k - [c = k]) / (m - 1), m its number of ratings.
+    """Returns each unit's coincidences of values c and k: n_c (n_k - [c = k]) / (m - 1), with m ratings in the unit.
 
-    C counts the values that occur, in rising order.
+    C counts the distinct values, in ascending order.
     """
     rated = [[value for value in unit if value is not None] for unit in units]
     values = sorted({value for unit in rated for value in unit})
@@ -183,11 +182,11 @@ def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
 
 
 def alpha_of(observed_CC: Float[np.ndarray, "*R C C"]) -> Float[np.ndarray, "*R"]:
-    """Returns Krippendorff's alpha, 1 - D_o / D_e, from summed coincidences, with the ordinal distance: 0 is chance.
+    """Returns Krippendorff's alpha, 1 - D_o / D_e, with the ordinal distance, from summed coincidences. 0 is chance.
 
-    NaN where all ratings are the same (Computing Krippendorff's Alpha-Reliability, 2011, section D).
+    NaN if all ratings are equal (Computing Krippendorff's Alpha-Reliability, 2011, section D).
 
-    The distance of c < k is the square of the number of ratings from c to k, those of c and k counted half.
+    The distance of c < k is the squared number of ratings from c to k, counting half of those at c and k.
     """
     n_C = observed_CC.sum(-1)
     below_C = np.cumsum(n_C, -1) - n_C / 2

@@ -1,4 +1,4 @@
-"""Labels from file to file, for `jprm label`; an input may be a prepared folder. Every function returns counts."""
+"""Labelling jobs from file to file, for `jprm label`. An input may be a prepared folder. All return counts."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from jprm.tree import ReasoningTree, as_written, chains_of, read_records, record
 Path = str | os.PathLike
 
 OUTCOMES_AT_ONCE = 64
-"""Records whose chains are judged together: programs run in batches."""
+"""Records whose chains are judged together, because programs run in batches."""
 
 FLUSH_SECONDS = 1.0
-"""Work that a kill may cost. In a bucket every flush is an object."""
+"""Most seconds of work lost by a kill. In a bucket, each flush writes an object."""
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
-    """Labels the chains, pools and trees of a file with Monte Carlo values. The file of rollouts makes it continue."""
+    """Labels a file with Monte Carlo values. A repeated call continues from the file of rollouts."""
     if turns := turns_of(policy):
-        config = dataclasses.replace(config, verifier="outcome")  # the world rewards its own episodes
+        config = dataclasses.replace(config, verifier="outcome")  # the environment rewards its own episodes
     _check(input, output, rollouts, config.verifier)
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_trees(map(turns.steps_of, trees_in(input)) if turns else trees_in(input), drawn, config)
@@ -64,7 +64,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
-    """Writes OmegaPRM's trees for the problems of a file. The file of rollouts makes it continue."""
+    """Writes OmegaPRM's trees for the problems of a file. A repeated call continues from the file of rollouts."""
     if turns := turns_of(policy):
         config = dataclasses.replace(config, verifier="outcome")
     _check(input, output, rollouts, config.verifier, _problems)
@@ -78,9 +78,10 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
 
 
 def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:
-    """Writes the judge's critiques whose verdicts match the labels of a file. The file of critiques makes it continue.
+    """Writes the judge's critiques whose verdicts match the labels. A repeated call continues from the file of
+    critiques.
 
-    Raises ValueError for a file without a label.
+    Raises ValueError if the file has no label.
     """
     check_output(output, input, critiques)
     check_output(critiques, input)
@@ -109,7 +110,7 @@ def label_consensus(
 
 
 def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
-    """Labels the chains, pools and trees of a file by computation. The same call continues a stopped one."""
+    """Labels a file by computation. A repeated call continues."""
     check = checker(kind, in_sandbox=in_sandbox)
     for number, tree in enumerate(trees_in(input), start=1):
         if kind == "python":
@@ -124,12 +125,10 @@ def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = Tr
 
 
 def label_own(name: str, input: Path, output: Path) -> dict:
-    """Labels the chains, pools and trees of a file by a `Labeller`, module:NAME or FILE.py:NAME.
-
-    The same call continues a stopped one.
+    """Labels a file by the user's `Labeller`, module:NAME or FILE.py:NAME. A repeated call continues.
 
     Raises:
-      ValueError: there is no such labeller, or it refuses a record, or gives a label that its semantics do not allow.
+      ValueError: the labeller does not exist, rejects a record, or returns a label outside its semantics.
     """
     labeller: Labeller = find_part(name, {}, "labeller", Labeller, files=True)
     for number, tree in enumerate(trees_in(input), start=1):
@@ -144,7 +143,7 @@ def label_own(name: str, input: Path, output: Path) -> dict:
 
 
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
-    """Judges the whole chains of a file by a verifier. The same call continues a stopped one."""
+    """Judges the chains of a file by a verifier. A repeated call continues."""
     judge = verifiers.find(verifier)
     for number, tree in enumerate(trees_in(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
@@ -158,7 +157,7 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
 
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
-    """Labels the chains, pools and trees of a file with a teacher's scores. The same call continues a stopped one."""
+    """Labels a file with a teacher's scores. A repeated call continues."""
     check_output(output, input)
     check_input(input)
     prm = loading.load(model)
@@ -167,19 +166,19 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
 
 
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
-    """Labels the chains, pools and trees of a file with a judge's scores. The same call continues a stopped one.
+    """Labels a file with a judge's scores. A repeated call continues.
 
-    Raises ValueError for an empty domain or rubric.
+    Raises ValueError if domain or rubric is blank.
     """
     if not domain.strip() or not rubric.strip():
-        raise ValueError("labels of a judge need a domain and a rubric, which says what a correct step is taken to be")
+        raise ValueError("labels of a judge need a domain, and a rubric that defines a correct step")
     request = judge.identity | {"domain": domain, "rubric": rubric}
     _continued(input, output, request, lambda trees: judge_labels(judge, trees, domain, rubric), chunk=CHUNK)
     return _counted(output) | {"generated_tokens": cost(read_records(output))["tokens"]}
 
 
 def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str, int] = {}) -> dict:
-    """Returns counts of labelled trees, of problems left out, and of the rollouts that were drawn for them."""
+    """Counts labelled trees, problems left out, and sampled rollouts."""
     counts = collections.Counter(trees=0, labels=0)
     for tree in trees_in(output):
         counts["trees"] += 1
@@ -189,7 +188,7 @@ def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str,
 
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
-    """Adds a language model's log-probabilities to the records of a file. The same call continues a stopped one."""
+    """Adds a language model's log-probabilities to the records of a file. A repeated call continues."""
     check_output(output, input)
     check_input(input)
     reference = load_reference(model, dtype)
@@ -205,11 +204,11 @@ _CUT_OFF = Outcome(0.0, {"answer": None})
 
 
 def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Returns the trees with `correct` at the end of every chain, and what else the verifier tells in its `extra`.
+    """Sets `correct` at the end of every chain, and stores the verifier's other results in the node's `extra`.
 
-    A sample's `answer` is replaced; a chain's is the record's own, and stays. A chain whose `finish_reason` is not
-    `stop` was cut off: it is incorrect, without an answer. A branch of a search that did not end stays as it is. All
-    chains are judged together.
+    A sample's `answer` is replaced; a chain keeps its record's answer. If `finish_reason` is not `stop`, the chain was
+    cut off: it is incorrect and has no answer. Unfinished branches of a search are unchanged. All chains are judged in
+    one batch.
     """
     problems = [(tree, verifiers.record_of_problem(tree), chains_of(tree)) for tree in trees]
     whole = [
@@ -227,7 +226,7 @@ def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Re
 
 
 def _texts(tree: ReasoningTree, chain: Sequence[int]) -> list[str]:
-    """Returns a chain's steps, or the text that they were split from, whose lines kept their indentation."""
+    """Returns a chain's steps, or the original text they were split from, which preserves indentation."""
     steps = [tree.nodes[i].text for i in chain]
     text = (tree if tree.kind == "chain" else tree.nodes[chain[-1]]).extra.get("response")
     same = isinstance(text, str) and "".join(text.split()) == "".join("".join(steps).split())
@@ -250,12 +249,12 @@ def _with_leaves(tree: ReasoningTree, outcome: dict[int, Outcome]) -> ReasoningT
 
 
 def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Returns the trees with the teacher's score as every node's label, and its name and training step in `origin`.
+    """Labels every node with the teacher's score; `origin` gets its name and training step.
 
-    Labels are `value`s if the teacher was trained on outcomes, else `correctness`: a teacher trained on ratings gives
-    the probability that a step is correct, not a rating.
+    Labels have semantics `value` if the teacher was trained on outcomes, else `correctness`: a teacher trained on
+    ratings outputs the probability that a step is correct, not a rating.
 
-    Raises ValueError for a teacher whose scores are no probabilities: advantages or implicit rewards.
+    Raises ValueError if the teacher's scores are not probabilities (advantages, implicit rewards).
     """
     if prm.semantics in ("advantage", "implicit"):
         raise ValueError(f"{prm.name}: its scores, of semantics {prm.semantics!r}, are no probabilities to label by")
@@ -268,10 +267,9 @@ def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTr
 
 
 def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubric: str) -> list[ReasoningTree]:
-    """Returns the trees with the judge's score as every node's label, none where no critique could be read.
+    """Labels every node with the judge's score; nodes without a readable critique stay unlabelled.
 
-    A tree's `judge` has the critiques. Its `domain` and `rubric` state what the steps are about and what a correct one
-    is taken to be.
+    Each tree stores the critiques under `judge`, and its `domain` and `rubric`.
     """
     results = []
     for tree, judgement in zip(trees, judge.judgements(trees), strict=True):
@@ -283,9 +281,9 @@ def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubr
 
 
 def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
-    """Returns a language model whose score of a step is the log-probability of the chain's steps up to it.
+    """Loads a language model that scores each step by the log-probability of the chain up to and including it.
 
-    `path` is like an experiment's `base`. Raises ValueError for a model without a language head.
+    `path` may be any `base` of an experiment. Raises ValueError if the model has no language head.
     """
     enable_compile_cache()
     attention = "paths" if jax.default_backend() == "cpu" else "blocked"
@@ -299,7 +297,7 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
 
 
 def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Returns the trees with the log-probability of every node's steps in its `extra`, and the model's name."""
+    """Stores the log-probability up to each node in its `extra`, and the model's name in the tree's."""
     results = []
     if turns := next((tree for tree in trees if tree.of_messages), None):
         remedy = 'train on it with data.extras=["begin"], which computes the reference model'
@@ -318,11 +316,11 @@ def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> li
 def _continued(
     input: Path, output: Path, request: dict, label: Callable[[list[ReasoningTree]], list[ReasoningTree]], chunk: int
 ) -> None:
-    """Labels the trees of `input`, `chunk` at a time, into `OUTPUT.part`, which is renamed once it is whole.
+    """Labels the trees of `input`, `chunk` at a time, into `OUTPUT.part`, which is renamed when complete.
 
     The same request continues after the last whole chunk, or does nothing if `output` is finished.
 
-    Raises ValueError as `jprm.io.outputs`; nothing is touched.
+    Raises ValueError as `jprm.io.outputs`, before any file is changed.
     """
     output, total = path_of(output), count(input)
     request = request | input_of(input)
@@ -342,12 +340,11 @@ def _continued(
 
 
 def trees_in(path: Path) -> Iterator[ReasoningTree]:
-    """Yields the trees of a file or of a prepared folder."""
     return map(tree_of, read_records(path))
 
 
 def _problems(path: Path) -> Iterator[ReasoningTree]:
-    """As `trees_in`, but also takes records that are only a problem, which get a step that nobody reads."""
+    """Like `trees_in`, but accepts records that are only a problem; these get a dummy step."""
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         record = parse(line, where)
@@ -358,7 +355,7 @@ def _problems(path: Path) -> Iterator[ReasoningTree]:
 def _check(
     input: Path, output: Path, rollouts: Path, verifier: str, read: Callable[[Path], Iterator[ReasoningTree]] = trees_in
 ) -> None:
-    """Refuses bad input before the first rollout is paid for."""
+    """Rejects bad input before the first rollout is sampled."""
     check_output(output, input, rollouts)
     check_output(rollouts, input)
     check = verifiers.find(verifier).check
@@ -372,22 +369,21 @@ def _bar(output: Path, total: int, done: int = 0) -> Bar:
 
 # ------------------------------------------------------------------------------------- first errors by several opinions
 #
-# Consensus keeps the chains on whose first error two sources of labels agree. Zhang et al. (arXiv:2501.07301) keep
-# about 40 % of their chains with Monte Carlo labels and a judge, and raise their model's F1 on ProcessBench from 40.2
-# to 66.5.
+# Consensus keeps chains on whose first error two label sources agree. With Monte Carlo labels and a judge, Zhang et al.
+# (arXiv:2501.07301) keep about 40 % of their chains, and raise their model's F1 on ProcessBench from 40.2 to 66.5.
 #
-# Critiques for training a generative verifier are sampled from a judge and kept where their verdict is the known label.
+# Critiques to train a generative verifier are sampled from a judge and kept if their verdict equals the known label.
 # This is rejection sampling, as for ThinkPRM (Khalifa et al. 2025, arXiv 2504.16828): a critique with the correct
-# verdict is taken for a correct critique. The kept ones are records on which `objective="next_token"` trains.
+# verdict counts as a correct critique. `objective="next_token"` trains on the kept ones.
 
 THRESHOLDS = {"correctness": 0.5, "rating": 0.0, "value": math.ulp(0.0)}
-"""A step is an error if its label is below this: more likely incorrect than correct; rated -1; no correct rollout."""
+"""A label below this is an error: more likely incorrect than correct; rated -1; without a correct rollout."""
 
 
 def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
-    """Returns the index of the first label below the threshold, -1 if there is none.
+    """Returns the index of the first label below the threshold; -1 if there is none.
 
-    Returns None if an unlabelled step comes before it. Labels after the first error are not needed.
+    Returns None if an unlabelled step precedes it. Labels after the first error may be missing.
     """
     for i, label in enumerate(labels):
         if label is None:
@@ -398,7 +394,7 @@ def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
 
 
 def threshold_of(tree: ReasoningTree, threshold: float | None) -> float:
-    """Returns the value below which a label is an error. Raises ValueError where the semantics have no default."""
+    """Returns the error threshold of a tree's labels. Raises ValueError if the semantics have no default."""
     threshold = THRESHOLDS.get(tree.semantics) if threshold is None else threshold
     if threshold is None:
         raise ValueError(f"labels of semantics {tree.semantics!r} need a threshold below which a step is an error")
@@ -412,16 +408,16 @@ def consensus(
     thresholds: tuple[float | None, float | None] = (None, None),
     counts: collections.Counter | None = None,
 ) -> Iterator[ReasoningTree]:
-    """Yields the chains of `source` on whose first error `other` agrees, each once, as one branch with its labels.
+    """Yields the chains of `source` on whose first error `other` agrees, each once, as a tree with one branch.
 
-    Two chains are the same if their problems and steps are equal. A kept chain's `consensus` is the first error's
-    index, or -1.
+    Chains are equal if their problems and steps are. A kept chain stores the index of its first error, or -1, as
+    `consensus`.
 
     Args:
-      source, other: where the chains are from. Every sample of a pool and every path of a tree is a chain.
-      thresholds: for each source, the value below which a label is an error; None for the default of its semantics.
-      counts: receives the number of chains by outcome: kept, disagree, unlabelled (the first error is unknown in
-        either source), repeated, not in the other.
+      source, other: trees; every sample of a pool and every path of a tree is a chain.
+      thresholds: error thresholds of the two sources; None for the default of the semantics.
+      counts: receives chain counts by outcome: kept, disagree, unlabelled (the first error is unknown in either
+        source), repeated, not in the other.
 
     Raises ValueError for semantics without a default threshold.
     """
@@ -455,7 +451,7 @@ def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[byte
 
 
 def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
-    """Returns the key of each step: a digest of the problem and of all that is said up to it."""
+    """Returns a digest for each step: of the problem and all messages up to the step."""
     digests: list[bytes] = []
     for node in tree.nodes:
         above = digests[node.parent] if node.parent >= 0 else tree.problem.encode()
@@ -465,16 +461,16 @@ def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
 
 
 def labels_of(tree: ReasoningTree, path: Sequence[int], threshold: float) -> list[float | None]:
-    """Returns the labels of the steps of a path, those that follow from later values (`implied`) included."""
+    """Returns the step labels along a path, filling gaps that later values imply (`implied`)."""
     labels = [tree.nodes[i].label for i in path if tree.nodes[i].is_step]
     return implied(labels) if tree.semantics == "value" and threshold == THRESHOLDS["value"] else labels
 
 
 def implied(values: Sequence[float | None]) -> list[float | None]:
-    """Fills every gap in a chain's values with the next positive value.
+    """Fills each gap in a chain's values with the next positive value.
 
-    A correct completion of a prefix completes every shorter prefix too, so those values are also above 0. A tree search
-    values few prefixes.
+    A correct completion of a prefix also completes every shorter prefix, so these values must be positive too. A tree
+    search values only a few prefixes.
     """
     filled, later = [], None
     for value in reversed(values):
@@ -496,10 +492,10 @@ def _branch(tree: ReasoningTree, path: Sequence[int], first: int) -> ReasoningTr
 def matching_critiques(
     trees: Iterable[ReasoningTree], judge: Judge, config: CritiqueConfig, counts: collections.Counter
 ) -> Iterator[dict[str, Any]]:
-    """Yields a record for each kept critique: its question as the problem, its text as the steps, and its `verdict`.
+    """Yields a record for each kept critique: question as problem, critique as steps, and `verdict`.
 
-    The verdict is whether the step is correct or, for prompts about whole chains, the first error's index or -1. Only
-    questions whose verdict the labels give are asked. `counts` receives counts of questions, critiques and tokens.
+    The verdict is whether the step is correct or, for prompts about whole chains, the index of the first error or -1.
+    Only questions with a known verdict are asked. `counts` receives counts of questions, critiques and tokens.
 
     Raises:
       ValueError: semantics without a default threshold.
@@ -534,14 +530,14 @@ def matching_critiques(
 
 
 def _known(tree: ReasoningTree, judge: Judge, threshold: float) -> dict[tuple[int, ...], int]:
-    """Returns the verdict that labels give, by the path that it is about."""
+    """Returns the verdicts that the labels imply, by path."""
     labels_of_path = {tuple(path): [tree.nodes[i].label for i in path] for path in judge.paths(tree)}
     verdicts = {path: _verdict(judge, labels, threshold) for path, labels in labels_of_path.items()}
     return {path: verdict for path, verdict in verdicts.items() if verdict is not None}
 
 
 def _verdict(judge: Judge, labels: Sequence[float | None], threshold: float) -> int | None:
-    """Returns whether the last step is correct or, for prompts about whole chains, the first error's index or -1."""
+    """Returns whether the last step is correct or, for prompts about whole chains, the index of the first error or -1."""
     if judge.prompt.asks == "step":
         return None if labels[-1] is None else int(labels[-1] >= threshold)
     return first_error(labels, threshold)

@@ -1,10 +1,10 @@
-"""Monte Carlo values: the fraction of k completions of a prefix that a verifier accepts; and OmegaPRM's search.
+"""Monte Carlo values (the fraction of a prefix's k completions that a verifier accepts), and OmegaPRM's search.
 
-Math-Shepherd (arXiv:2312.08935) calls the fraction the soft estimate and "any of them does" the hard one. The adaptive
-mode samples further rollouts while the confidence interval holds the threshold between correct and incorrect. There the
-fraction of correct rollouts is biased, and an interval for a fixed number of them does not cover. So the soft estimate
-is `unbiased` and the interval a `confidence_sequence`, which covers at any stopping time; the hard estimate is of the
-first k rollouts.
+Math-Shepherd (arXiv:2312.08935) calls this fraction the soft estimate, and "any completion is correct" the hard one.
+The adaptive mode samples more rollouts while the confidence interval contains the threshold between correct and
+incorrect. Under such stopping the fraction is biased, and an interval for a fixed number of rollouts loses coverage. So
+there the soft estimate is `unbiased` and the interval is a `confidence_sequence`, valid at any stopping time. The hard
+estimate uses only the first k rollouts.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ ORIGIN = "monte_carlo"
 def label_trees(
     trees: Iterable[ReasoningTree], rollouts: Rollouts, config: MonteCarloConfig
 ) -> Iterator[ReasoningTree]:
-    """Yields the trees with a value on every node, in order.
+    """Yields the trees in order, with a value on every node.
 
-    A node's `extra` has the number of `rollouts` and of `right` ones, and the interval from `low` to `high`. Adaptive
-    labels are no function of the two: those of the first k rollouts are `first_rollouts` and `first_right`. A leaf of
-    known outcome has it as its value and needs no rollout. A node whose rollouts all failed is unlabelled.
+    A node's `extra` has its number of `rollouts`, of `right` ones, and the interval from `low` to `high`. Adaptive
+    labels also depend on the first k rollouts: `first_rollouts` and `first_right`. A leaf with a known outcome takes it
+    as its value; no rollouts are sampled. If all rollouts of a node failed, it stays unlabelled.
 
     Raises:
-      RecordError: a tree that the verifier cannot judge.
-      PolicyError: a policy that gives nothing.
+      RecordError: the verifier cannot judge a tree.
+      PolicyError: the policy failed at all rollouts.
     """
     trees, verifier = iter(trees), verifiers.find(config.verifier)
     while chunk := list(itertools.islice(trees, config.trees_at_once)):
@@ -63,7 +63,7 @@ def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
 
 @dataclasses.dataclass
 class _Counts:
-    """Rollouts of a tree's N nodes. `asked` includes failed ones; `rounds` has (right, total) after every round."""
+    """Rollout counts of a tree's N nodes. `asked` includes failed ones; `rounds` has (right, total) after each round."""
 
     known_N: Bool[np.ndarray, " N"]
     asked_N: Int[np.ndarray, " N"]
@@ -101,7 +101,7 @@ def _label_chunk(chunk, records, rollouts, config, verifier):
 
 
 def _more(config: MonteCarloConfig, counts: Sequence[_Counts]) -> list[Int[np.ndarray, " N"]]:
-    """Returns how many rollouts every prefix of some trees gets next, under a budget for each tree, or for all."""
+    """Returns the next rollouts per prefix of several trees, under a budget per tree or for all trees."""
     adaptive = config.adaptive
     if adaptive is None:
         return [np.zeros_like(counted.total_N) for counted in counts]
@@ -118,7 +118,7 @@ def _more(config: MonteCarloConfig, counts: Sequence[_Counts]) -> list[Int[np.nd
 
 
 def _open(config: MonteCarloConfig, counts: _Counts) -> Bool[np.ndarray, " N"]:
-    """Returns which prefixes' labels are not certain yet."""
+    """Returns which prefixes are still undecided."""
     assert config.adaptive is not None
     return ~counts.known_N & undecided(counts.right_N, counts.total_N, config.adaptive.threshold, config.z)
 
@@ -160,7 +160,7 @@ def _labelled(tree: ReasoningTree, counts: _Counts, config: MonteCarloConfig) ->
 
 
 class Rollouts(KeptPolicy):
-    """Completions of prefixes: `draw` takes rollouts from the file and samples the missing ones."""
+    """Completions of prefixes: `draw` reads stored rollouts and samples the missing ones."""
 
     def __init__(self, policy: Policy, path: str | os.PathLike, *, batch: int = 256):
         super().__init__(policy, path)
@@ -169,15 +169,15 @@ class Rollouts(KeptPolicy):
         self._failed_in_a_row = 0  # prefixes
 
     def draw(self, requests: Sequence[tuple[Prefix, int, int]], *, tolerated: int = 0) -> list[list[Sample]]:
-        """Returns, for every (prefix, start, count), rollouts start .. start + count - 1 without the failed ones.
+        """Returns rollouts start .. start + count - 1 for every (prefix, start, count), except failed ones.
 
-        A batch is on disk before any of it is used.
+        A batch is written to disk before it is used.
 
         Args:
-          tolerated: prefixes in a row at which a policy that has answered before may fail.
+          tolerated: consecutive prefixes at which a policy that has worked before may fail.
 
-        Raises PolicyError where the policy failed at every rollout of a batch and of more prefixes than that. Earlier
-        batches are kept.
+        Raises PolicyError if the policy failed at all rollouts of a batch, and at more than `tolerated` prefixes in a
+        row. Earlier batches are kept.
         """
         missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
         for prefix, start, count in requests:
@@ -206,22 +206,22 @@ class Rollouts(KeptPolicy):
 
 
 def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Returns the soft estimate, the fraction of correct rollouts; NaN if there are none."""
+    """Soft estimate: the fraction of correct rollouts; NaN if there are none."""
     right, total = np.asarray(right, float), np.asarray(total, float)
     return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
 def hard(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Returns the hard estimate, 1 if any rollout is correct, else 0; NaN if there are none."""
+    """Hard estimate: 1 if any rollout is correct, else 0; NaN if there are none."""
     return np.where(np.asarray(total) > 0, (np.asarray(right) > 0).astype(float), np.nan)
 
 
 def wilson(
     right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
 ) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
-    """Returns (low, high) of Wilson's score interval of a fraction (E. B. Wilson, JASA 22, 1927); (0, 1) for total 0.
+    """Returns (low, high) of Wilson's score interval (E. B. Wilson, JASA 22, 1927); (0, 1) if `total` is 0.
 
-    These are the fractions p at which |right / total - p| = z sqrt(p (1 - p) / total).
+    The bounds are the solutions p of |right / total - p| = z sqrt(p (1 - p) / total).
     """
     right, total = np.asarray(right, float), np.asarray(total, float)
     scale = total + z * z
@@ -236,10 +236,10 @@ def wilson(
 def allocate(
     open_S: Bool[np.ndarray, " S"], asked_S: Int[np.ndarray, " S"], *, k: int, most: int, budget: int, seed: int
 ) -> Int[np.ndarray, " S"]:
-    """Returns how many rollouts each of S prefixes gets in the next round.
+    """Returns the number of rollouts that each of S prefixes gets in the next round.
 
-    An open prefix gets at most k, at most `most` in all its rounds, and all together at most the budget. The seed
-    decides which come first. Their outcomes must not, or estimates would be biased.
+    An open prefix gets at most k, and at most `most` over all rounds; the sum is at most the budget. The seed decides
+    the order of service. It must not depend on outcomes, or the estimates would be biased.
     """
     wanted_S = np.where(open_S, np.clip(most - asked_S, 0, k), 0)
     order_S = np.random.default_rng(seed).permutation(len(wanted_S))
@@ -257,11 +257,11 @@ _BISECTIONS = 50
 def confidence_sequence(
     right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
 ) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
-    """Returns (low, high) of the probabilities that the trials do not reject; (0, 1) for total 0.
+    """Returns (low, high) of the probabilities that the trials do not reject; (0, 1) if `total` is 0.
 
-    Covers with probability 1 - alpha or more whenever the trials stop, alpha being that of z standard errors. It
-    inverts Ville's inequality for the likelihood ratio of the beta(1/2, 1/2) mixture to p (H. Robbins, Annals of
-    Mathematical Statistics 41, 1970).
+    Covers with probability at least 1 - alpha at any stopping time, alpha being that of z standard errors. Inverts
+    Ville's inequality for the likelihood ratio of the beta(1/2, 1/2) mixture to p (H. Robbins, Annals of Mathematical
+    Statistics 41, 1970).
     """
     right, total = np.asarray(right, float), np.asarray(total, float)
     mean = np.divide(right, total, out=np.full(total.shape, 0.5), where=total > 0)
@@ -279,7 +279,7 @@ def confidence_sequence(
 def undecided(
     right: Float[np.ndarray, "*S"], total: Float[np.ndarray, "*S"], p: Float[np.ndarray, "*#S"] | float, z: float
 ) -> Bool[np.ndarray, "*S"]:
-    """Returns whether p is inside the confidence sequence."""
+    """Returns whether p lies in the confidence sequence."""
     right, wrong = np.asarray(right, float), np.asarray(total, float) - right
     fixed = xlogy(right, p) + xlog1py(wrong, -np.asarray(p))
     mixture = betaln(right + 0.5, wrong + 0.5) - math.log(math.pi)
@@ -288,16 +288,16 @@ def undecided(
 
 @functools.lru_cache(maxsize=4096)
 def unbiased(right: int, totals: tuple[int, ...], threshold: float, z: float) -> float:
-    """Returns the unbiased estimate from trials that were counted at `totals` and continued while undecided.
+    """Returns the unbiased estimate from trials that were counted at `totals`, and continued while undecided.
 
-    This is the expected first trial given the number of successes at the last total: the fraction of the sequences
-    with this end that begin with a success (Girshick, Mosteller & Savage, Annals of Mathematical Statistics 17, 1946).
-    A limit on the trials of an undecided probability must not depend on their outcomes.
+    This is the expectation of the first trial given the successes at the last total: the fraction of sequences with
+    this end that begin with a success (Girshick, Mosteller & Savage, Annals of Mathematical Statistics 17, 1946). A
+    limit on the trials of an undecided probability must not depend on their outcomes.
 
     Args:
       right: successes at the last total.
-      totals: trials at every decision, increasing.
-      threshold, z: trials continued where `undecided(..., threshold, z)`.
+      totals: numbers of trials at each decision, increasing.
+      threshold, z: trials continued while `undecided(..., threshold, z)`.
     """
     tilt = right / totals[-1]  # weighs all sequences with this end alike, and keeps the sums from underflow
     if len(totals) == 1:
@@ -319,10 +319,9 @@ def _binomial(n: int, p: float) -> Float[np.ndarray, " N"]:
 
 
 # ------------------------------------------------------------------------------------------------------------- OmegaPRM
-# Luo et al., arXiv:2406.06592: a tree search for first errors. A state is a prefix with MC, the fraction of its k
-# rollouts that are correct. Each search takes the incorrect rollout that looks most informative, finds its first error
-# by binary search and adds the prefixes on the way as states. That costs O(k log M) rollouts for M steps; valuing every
-# step costs k M.
+# Luo et al., arXiv:2406.06592: a tree search for first errors. A state is a prefix with MC, the correct fraction of its
+# k rollouts. Each search takes the most promising incorrect rollout, finds its first error by binary search, and adds
+# the prefixes on the way as states. That costs O(k log M) rollouts for M steps, instead of k M for all steps.
 #
 # Rollouts are split into steps first, so a search ends at a single step; the paper splits by tokens and ends at a
 # sixteenth of the mean length. Only incorrect rollouts are candidates: a correct one has no first error.
@@ -330,26 +329,25 @@ def _binomial(n: int, p: float) -> Float[np.ndarray, " N"]:
 Result = TypeVar("Result")
 JudgedSamples = list[tuple[Sample, bool]]
 Steps = Generator[Prefix, JudgedSamples | None, Result]
-"""A part of a search: it yields prefixes and receives the k rollouts of each, without failed ones, each with whether it
-is correct."""
+"""Part of a search: yields prefixes, and receives (rollout, is correct) for each prefix's rollouts except failed ones."""
 
 FAILED_IN_A_ROW = 16
-"""Prefixes in a row, all of whose rollouts fail, after which the policy is taken to be down."""
+"""If all rollouts of so many prefixes in a row fail, the policy counts as down."""
 
 
 def quality(mc: Float[np.ndarray, "*S"], tokens: Int[np.ndarray, "*S"], config: OmegaConfig) -> Float[np.ndarray, "*S"]:
-    """Returns Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L), high for short errors from mostly correct states."""
+    """Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L): high for short errors from mostly correct states."""
     return config.alpha ** (1 - np.asarray(mc)) * config.beta ** (np.asarray(tokens) / config.length)
 
 
 def exploration(visits: Int[np.ndarray, "*S"], total: int, config: OmegaConfig) -> Float[np.ndarray, "*S"]:
-    """Returns U(s) = c_puct sqrt(sum_i N(s_i)) / (1 + N(s)), summed over all states of the tree."""
+    """U(s) = c_puct sqrt(sum_i N(s_i)) / (1 + N(s)), summed over all states of the tree."""
     return config.c_puct * math.sqrt(total) / (1 + np.asarray(visits))
 
 
 @dataclasses.dataclass
 class ValuedPrefix:
-    """A valued prefix: `right` of `total` rollouts are correct, and `visits` is N(s)."""
+    """A valued prefix: `right` of `total` rollouts are correct; `visits` is N(s)."""
 
     right: int
     total: int
@@ -362,7 +360,7 @@ class ValuedPrefix:
 
 @dataclasses.dataclass
 class Search:
-    """The search of one problem."""
+    """State of the search for one problem."""
 
     record: Mapping[str, Any]  # of the problem, for the verifier
     states: dict[tuple[str, ...], ValuedPrefix] = dataclasses.field(default_factory=dict)  # by their prefix's steps
@@ -383,10 +381,10 @@ def label_problems(
     *,
     left_out: collections.Counter | None = None,
 ) -> Iterator[ReasoningTree]:
-    """Yields a tree of values for every problem; the nodes of the given trees are not used.
+    """Yields a tree of values for every problem; nodes of the given trees are ignored.
 
-    Problems whose first k rollouts are all correct or all incorrect have no error to find. They are left out and
-    counted in `left_out` as "too easy" and "too hard" (or "no rollouts").
+    If a problem's first k rollouts are all correct or all incorrect, there is no error to find. It is counted in
+    `left_out` as "too easy" or "too hard" (or "no rollouts").
     """
     left_out = collections.Counter() if left_out is None else left_out
     trees, check = iter(trees), verifiers.find(config.verifier).check
@@ -403,7 +401,7 @@ def label_problems(
 
 
 def _why_none(search: Search) -> str:
-    """Returns why a search has no tree to give, "" where it has one."""
+    """Returns the reason why a search yields no tree; "" if it yields one."""
     if (root := search.states.get(())) is None:
         return "no rollouts"
     if not 0 < root.mc < 1:
@@ -412,9 +410,9 @@ def _why_none(search: Search) -> str:
 
 
 def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig) -> None:
-    """Runs searches together: every round samples k rollouts of one prefix of each, and judges them.
+    """Runs searches in lockstep: each round samples and judges k rollouts of one prefix per search.
 
-    Raises PolicyError where the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
+    Raises PolicyError if the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
     """
     verifier = verifiers.find(config.verifier)
     waiting: list[tuple[Search, Steps[None], JudgedSamples | None]]
@@ -437,9 +435,9 @@ def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaCo
 
 
 def _search(search: Search, config: OmegaConfig) -> Steps[None]:
-    """Searches until no candidate is left or `config.searches` or `config.budget` is reached.
+    """Searches until there is no candidate, or `config.searches` or `config.budget` is reached.
 
-    A candidate is dropped where all rollouts of a prefix on its way fail.
+    If all rollouts of a prefix fail, its candidate is dropped.
     """
     yield from _value(search, (), config)
     while search.wrong and search.searches < config.searches:
@@ -454,7 +452,7 @@ def _search(search: Search, config: OmegaConfig) -> Steps[None]:
 
 
 def select(search: Search, config: OmegaConfig) -> int:
-    """Returns the index of the candidate with the largest Q + U, the first of equals."""
+    """Returns the index of the candidate with the largest Q + U (the first, if tied)."""
     states = [search.states[prefix] for prefix, _ in search.wrong]
     tokens = np.array([rollout.tokens for _, rollout in search.wrong])
     mc, visits = np.array([state.mc for state in states]), np.array([state.visits for state in states])
@@ -465,9 +463,9 @@ def select(search: Search, config: OmegaConfig) -> int:
 def first_error(
     search: Search, prefix: tuple[str, ...], steps: Sequence[str], config: OmegaConfig
 ) -> Steps[int | None]:
-    """Returns the index of the first step after which no rollout is correct; None if the budget or a policy ends it.
+    """Returns the index of the first step after which no rollout is correct; None if the budget or policy fails.
 
-    `steps` is an incorrect rollout from a state of MC > 0. Invariant: some rollout after steps[:low] is correct, none
+    `steps` is an incorrect rollout from a state with MC > 0. Invariant: some rollout after steps[:low] is correct, none
     after steps[:high] is. So at most ceil(log2(len(steps))) new states are valued.
     """
     low, high = 0, len(steps)
@@ -485,9 +483,9 @@ def _affords(search: Search, config: OmegaConfig) -> bool:
 
 
 def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps[ValuedPrefix | None]:
-    """Returns a prefix's state, valued by k rollouts if new; None if they fail or exceed the budget.
+    """Returns a prefix's state, sampling k rollouts if it is new; None if they fail or exceed the budget.
 
-    Incorrect rollouts become candidates if others are correct.
+    If some rollouts are correct, the incorrect ones become candidates.
     """
     if steps in search.states:
         return search.states[steps]
@@ -508,8 +506,8 @@ def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps
 def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
     """Returns the states and first errors as a tree of values, with the source's problem, answer and other keys.
 
-    A node is a step. Valued prefixes have their MC, `rollouts`, `right`, the Wilson interval and `visits`. A first
-    error that ends a rollout has value 0 and `correct` false. Steps between states are unlabelled.
+    Each node is a step. Valued prefixes have their MC, `rollouts`, `right`, the Wilson interval and `visits`. A first
+    error that ends a rollout has value 0, and `correct` is false. Steps between states are unlabelled.
     """
     index: dict[tuple[str, ...], int] = {(): -1}
     nodes: list[Node] = []

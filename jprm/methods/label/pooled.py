@@ -1,4 +1,4 @@
-"""Step labels of any number of sources, pooled by Dawid and Skene's model (`jprm.methods.label.crowd`)."""
+"""Pools step labels from several sources by Dawid and Skene's model (`jprm.methods.label.crowd`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Path = str | os.PathLike
 WRONG, CORRECT = 0, 1
 
 RESAMPLES = 200
-"""Resamples of problems for the intervals: the model is fitted to each."""
+"""Bootstrap resamples of problems for the intervals; the model is refitted to each."""
 
 
 def label_pooled(
@@ -34,18 +34,19 @@ def label_pooled(
     report: Path | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Writes the records of the first file with the probability that each step is correct, given what all files say.
+    """Writes the records of the first file, labelled with the pooled probability that each step is correct.
 
-    A file is a judge. A step that no file labels gets no label, and a step of `gold` gets its gold label. The model's
-    report goes to `report`, and a summary is returned. `thresholds` has for each file the value below which a label is
-    an error, and last that of the gold file.
+    Each file is a judge. A step that no file labels stays unlabelled; a step in `gold` gets its gold label. Returns a
+    summary and writes the full report to `report`. `thresholds` holds, for each file and last for the gold file, the
+    value below which a label is an error.
 
     Raises:
-      ValueError: files of one name, no common step, gold labels that no judged step has, semantics without a threshold.
+      ValueError: duplicate file names, no common step, no judged step with a gold label, or semantics without a
+        threshold.
     """
     names = [path_of(file).stem for file in files]
     if len(set(names)) < len(names):
-        raise ValueError(f"{', '.join(map(str, files))}: two judges of one name: rename a file")
+        raise ValueError(f"{', '.join(map(str, files))}: two judges have the same name. Rename a file")
     check_output(output, *files, *([gold] if gold else []))
     trees = list(trees_in(files[0]))
     verdicts_of = [_verdicts(trees_in(file), bound) for file, bound in zip(files, thresholds, strict=False)]
@@ -79,7 +80,7 @@ def label_pooled(
 
 
 def _verdicts(trees: Iterator[ReasoningTree], threshold: float | None) -> dict[bytes, int | None]:
-    """Returns a judge's verdict on each step that it labels; None where it contradicts itself."""
+    """Returns a judge's verdict on each labelled step; None if the judge contradicts itself."""
     verdicts: dict[bytes, int | None] = {}
     for tree in trees:
         bound, keys = threshold_of(tree, threshold), step_keys(tree)
@@ -102,16 +103,16 @@ def pooled(
 ) -> tuple[dict[str, Any], Float[np.ndarray, " N"]]:
     """Returns the report, with 95 % intervals over problems, and each step's probability of being correct.
 
-    Of each judge: `found`, the probability that it calls an error an error, and `false_alarm`, that it calls a correct
-    step one. `error_rate` is the fraction of steps that are wrong. Gold labels correct all three; without any they hold
-    if judges are independent.
+    For each judge: `found`, the probability that it flags an incorrect step, and `false_alarm`, that it flags a correct
+    one. `error_rate` is the fraction of incorrect steps. Gold labels correct all three; without them, all three assume
+    independent judges.
     """
     used_J = (verdict_NJ >= 0).any(0)
     if not used_J.all():
         raise ValueError(f"{names[int(np.argmin(used_J))]}: labels no step of the first file")
 
     def fitted(weight_N: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the figures of each judge and the error rate, one after another, and the probabilities."""
+        """Returns all judges' figures followed by the error rate, and the probabilities."""
         model = crowd.dawid_skene(verdict_NJ, weight_N=weight_N)
         p_N, confusion_JCV = model.posterior_NC[:, CORRECT], model.confusion_JCV
         if len(gold_K):
@@ -142,7 +143,7 @@ def pooled(
 
 
 def table(figures: Mapping[str, Any]) -> Table:
-    """Returns what is known of each judge as a table."""
+    """Returns a table of the judges' reliability."""
     rows: list[Any] = [
         [name, judge["verdicts"], judge["found"], judge["false_alarm"]] for name, judge in figures["judges"].items()
     ]
