@@ -57,8 +57,8 @@ class MonteCarloConfig:
       z: Half-width of the confidence intervals in standard errors, e.g. 1.96 for 95 %.
       adaptive: Add rollouts while the confidence interval contains THRESHOLD: at most MOST per prefix, on average MEAN
         per prefix of a tree. The hard estimate still uses only the first k.
-      tokens: With --adaptive, replaces MEAN by a common budget for all trees sampled together: average rollout tokens per
-        prefix. The first k rollouts are always sampled.
+      tokens: With --adaptive, replaces MEAN by a common budget for all trees sampled together: average rollout tokens
+        per prefix. The first k rollouts are always sampled.
       trees_at_once: Trees whose rollouts are sampled together.
       verifier: Judge of completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
         FILE.py:NAME.
@@ -141,8 +141,8 @@ class CritiqueConfig:
 
     Attributes:
       most: Maximum critiques to keep per question (the first that match).
-      threshold: Labels below this are errors. Default: 0.5 for correctness, 0 for ratings; for values, a step is an error
-        if no rollout is correct.
+      threshold: Labels below this are errors. Default: 0.5 for correctness, 0 for ratings; for values, a step is an
+        error if no rollout is correct.
       trees_at_once: Trees whose critiques are sampled together.
     """
 

@@ -537,7 +537,7 @@ def _known(tree: ReasoningTree, judge: Judge, threshold: float) -> dict[tuple[in
 
 
 def _verdict(judge: Judge, labels: Sequence[float | None], threshold: float) -> int | None:
-    """Returns whether the last step is correct or, for prompts about whole chains, the index of the first error or -1."""
+    """Returns whether the last step is correct or, for prompts about whole chains, the first error's index or -1."""
     if judge.prompt.asks == "step":
         return None if labels[-1] is None else int(labels[-1] >= threshold)
     return first_error(labels, threshold)

@@ -63,7 +63,7 @@ def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
 
 @dataclasses.dataclass
 class _Counts:
-    """Rollout counts of a tree's N nodes. `asked` includes failed ones; `rounds` has (right, total) after each round."""
+    """Rollout counts of a tree's N nodes. `asked` includes failed ones; `rounds`: (right, total) after each round."""
 
     known_N: Bool[np.ndarray, " N"]
     asked_N: Int[np.ndarray, " N"]
@@ -329,7 +329,7 @@ def _binomial(n: int, p: float) -> Float[np.ndarray, " N"]:
 Result = TypeVar("Result")
 JudgedSamples = list[tuple[Sample, bool]]
 Steps = Generator[Prefix, JudgedSamples | None, Result]
-"""Part of a search: yields prefixes, and receives (rollout, is correct) for each prefix's rollouts except failed ones."""
+"""Part of a search: yields prefixes, and receives (rollout, is correct) for their rollouts, except failed ones."""
 
 FAILED_IN_A_ROW = 16
 """If all rollouts of so many prefixes in a row fail, the policy counts as down."""

@@ -46,7 +46,7 @@ def label_pooled(
     """
     names = [path_of(file).stem for file in files]
     if len(set(names)) < len(names):
-        raise ValueError(f"{', '.join(map(str, files))}: two judges have the same name. Rename a file")
+        raise ValueError(f"{', '.join(map(str, files))}: two judges of one name: rename a file")
     check_output(output, *files, *([gold] if gold else []))
     trees = list(trees_in(files[0]))
     verdicts_of = [_verdicts(trees_in(file), bound) for file, bound in zip(files, thresholds, strict=False)]
