@@ -1,1 +1,1 @@
-"""Sources of step labels: their readers, and what prepares folders of records from them."""
+"""Readers of step-label sources, and `prepare`, which writes their records into folders."""

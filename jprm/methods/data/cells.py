@@ -1,7 +1,7 @@
-"""Types of cells and columns: the one place where a value of a source becomes a number, a list or a text of a record.
+"""Types of cells and columns: turns source values into numbers, lists and texts.
 
-A table in CSV has only texts. `TextRow` keeps them, so that the field that a reader asks for decides the type: `"18"`
-is text for a problem and a number for a place.
+CSV has only text. `TextRow` keeps the text, and the field that a reader requests decides the type: `"18"` is text for a
+problem and a number for a step index.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from jprm.io import jsonl
 from jprm.io.jsonl import RecordError
 
 OTHER_FILE = "Is this another kind of file?"
-"""The remedy of a value that a reader's source does not have. `jprm prepare` names the reader that takes the record."""
+"""The remedy if a value is missing. `jprm prepare` replaces it with the reader that accepts the record."""
 
 NULLS = frozenset(("", "n/a", "na", "nan", "nat", "none", "null", "<na>"))
-"""Texts, in lower case, for an absent value."""
+"""Lower-case texts that mean "no value"."""
 
 
 def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:
-    """Returns the value at a dotted path of an item, checked for its type (a boolean is no integer). A path through a
-    list of objects gives the list of their values.
+    """Returns the value at a dotted path, checked for its type, e.g. `take(item, "doc.answer", str, where)`.
 
-    A float without a fraction is an integer, since pandas has no other integers in a column with holes. A cell of CSV
-    becomes the type that is asked for, text first.
+    A path through a list of objects returns the list of their values. A boolean does not pass as an integer. A float
+    without a fraction does, since pandas stores integers as floats if a column has gaps. A CSV cell is converted to the
+    first type in `kinds` that fits, but text comes last unless it is listed before `list`.
 
-    `within` is the place of the item itself, for the error, such as `steps[3].`.
+    within: the path of `item` itself, for error messages, e.g. `steps[3].`.
 
     Raises:
-      RecordError: the value is absent or of another type.
+      RecordError: the value is absent or has another type.
     """
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     value, whole = item, True
@@ -54,12 +54,12 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
 
 
 def _has_fields(value: Any) -> bool:
-    """Whether a value is an object, or a list of objects or of such lists."""
+    """Whether the value is an object, or a (nested) list of objects."""
     return isinstance(value, Mapping) or (isinstance(value, list) and all(isinstance(v, Mapping | list) for v in value))
 
 
 def _field(value: Any, key: str) -> Any:
-    """Returns an object's field, or that of each object of a list of them; None if there is none."""
+    """Returns the field of an object, or of each object in a list; None if absent."""
     if isinstance(value, list) and value and _has_fields(value):
         return [_field(item, key) for item in value]
     return value.get(key) if isinstance(value, Mapping) else None
@@ -68,7 +68,7 @@ def _field(value: Any, key: str) -> Any:
 # ---- Cells of CSV.
 
 _TEXTS = frozenset(("problem", "question", "prompt", "response", "solution", "answer", "system", "semantics", "text"))
-"""Columns that stay text if a reader takes a whole row: an answer 18 or [0, 1] is compared as it was written."""
+"""Columns that stay text if a reader takes a whole row: answers such as 18 or [0, 1] are compared as written."""
 
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 _FLOAT = re.compile(r"-?(?:0|[1-9]\d{0,17})\.\d{1,18}(?:e[+-]?\d{1,3})?", re.IGNORECASE)
@@ -76,7 +76,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 class TextRow(dict):
-    """A row of CSV: its values as the texts suggest them, and `cells`, the texts."""
+    """A CSV row: typed guesses as the dict values, and the original texts in `cells`."""
 
     def __init__(self, cells: Mapping[str, str]):
         super().__init__({name: text if name in _TEXTS else _guessed(text) for name, text in cells.items()})
@@ -84,9 +84,9 @@ class TextRow(dict):
 
 
 def _guessed(text: str) -> Any:
-    """Returns what a cell most likely was: a number, a boolean, a list or an object as libraries write them, or text.
+    """Guesses the type of a cell: number, boolean, list, object or text.
 
-    Numbers in another form, such as 007, stay text.
+    Unusual numbers, e.g. 007, stay text.
     """
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -97,11 +97,12 @@ def _guessed(text: str) -> Any:
 
 
 def _cell_as(text: str, kinds: tuple[type, ...], where: str, field: str) -> Any:
-    """Returns a cell as one of the types, or its text if it is none of them. A list comes before text if it is named
-    before it.
+    """Converts a cell to one of `kinds`, or returns its text if no type fits.
 
-    Raises RecordError for a text in brackets, if a list is asked for, that cannot be read as one: DuckDB writes lists
-    without quotes.
+    If `str` comes before `list` in `kinds`, only a list of objects (messages) is parsed as a list.
+
+    Raises RecordError if a list or object is expected and the text has brackets but cannot be parsed, e.g. because
+    DuckDB writes lists without quotes.
     """
     bare = text.strip()
     if list in kinds and str in kinds and kinds.index(str) < kinds.index(list):  # text first, but for messages
@@ -126,7 +127,7 @@ def _cell_as(text: str, kinds: tuple[type, ...], where: str, field: str) -> Any:
 
 
 def number_in(text: str) -> float | None:
-    """Returns the finite number that a text is, None for another text."""
+    """Parses a finite number; returns None if the text is not one."""
     try:
         number = float(text) if re.fullmatch(r"\s*[+-]?[\d.][\d.eE+-]{0,30}\s*", text) else math.nan
     except ValueError:
@@ -146,10 +147,10 @@ _DEEPEST = 40
 
 
 def literal(text: str) -> list | dict | None:
-    """Returns the list or object that a text is, None for another text.
+    """Parses a list or object written by JSON, Python, pandas or numpy; returns None for any other text.
 
-    Items without commas between them are items, as numpy and `datasets` write them, and never one joined text. A hole
-    (`nan`, `None`) is None.
+    Items may be separated by spaces only, as in numpy arrays; adjacent strings are never joined. `nan` and `None`
+    become None.
 
     >>> literal("['2 + 3 = 5.' 'So 5.']"), literal("[array(['a'], dtype=object) None]")
     (['2 + 3 = 5.', 'So 5.'], [['a'], None])
@@ -178,7 +179,7 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(part: tuple[str, str], parts: Iterator[tuple[str, str]], depth: int) -> Any:
-    """Returns the value that begins with a part."""
+    """Parses the value that begins with `part`."""
     kind, text = part
     if depth > _DEEPEST:
         raise ValueError("too deep")
@@ -209,11 +210,11 @@ def _value(part: tuple[str, str], parts: Iterator[tuple[str, str]], depth: int) 
 
 
 class _Option(str):
-    """An option of a call, e.g. dtype=object."""
+    """A keyword argument of a call, e.g. dtype=object."""
 
 
 def _items(close: str, parts: Iterator[tuple[str, str]], depth: int) -> tuple[list, str]:
-    """Returns the items up to a bracket: all with commas between them, or all without."""
+    """Parses items up to the closing bracket; they must all have commas between them, or all lack them."""
     items: list = []
     commas = gaps = 0
     after = True  # at the start, or after a comma
@@ -259,9 +260,11 @@ _SAID = (
 
 
 def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
-    """Returns a label as a number, None for an absent one. A word is 1 or 0, and of a `rating` 1, 0 or -1.
+    """Converts a label to a number; None if it is absent.
 
-    Raises RecordError, naming `field`, for another value.
+    Words become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or -1.
+
+    Raises RecordError with the name `field` if the value is not a label.
     """
     word = value.strip().lower() if isinstance(value, str) else None
     worst = -1.0 if semantics == "rating" else 0.0
@@ -284,7 +287,7 @@ def label_of(value: Any, semantics: str, where: str, field: str) -> float | None
 
 
 def verdict_of(value: Any, where: str, field: str) -> bool | None:
-    """Returns whether an answer is correct, None if nothing is said. Raises RecordError for another value."""
+    """Whether an answer is correct; None if absent. Raises RecordError unless the label is 0 or 1."""
     label = label_of(value, "correctness", where, field)
     if label not in (None, 0, 1):
         raise RecordError(where, field, f"is {_shown(value)}", "Write true or false, 1 or 0, or a word for them.")
@@ -292,9 +295,10 @@ def verdict_of(value: Any, where: str, field: str) -> bool | None:
 
 
 def place_of(value: Any, first: int, steps: int, where: str, field: str) -> int:
-    """Returns the index of the first wrong step, -1 for none, from its place in a source that counts from `first`.
+    """Returns the 0-based index of the first wrong step, or -1 if every step is right.
 
-    Null, "N/A" and numbers below `first` stand for none. Raises RecordError for another value.
+    `first` is the number that the source gives the first step (0 or 1). Null, "N/A" and numbers below `first` mean that
+    no step is wrong. Raises RecordError for any other value.
     """
     number = value
     if isinstance(value, str):

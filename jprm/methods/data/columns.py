@@ -1,7 +1,7 @@
-"""Records of any other names: `columns` takes the place of each field; `pools` knows where other projects' samples are.
+"""Readers of arbitrary column names: `columns` takes the name of each field; `pools` knows other projects' layouts.
 
-Every value is checked for its type (`cells.py`), and an error names the column. Columns that no option names stay in
-the record, so that ids reach the scored files.
+Every value is checked for its type (`cells.py`), and errors name the column. Columns that no option names stay in the
+record, e.g. ids, which then reach the scored files.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ from jprm.tree import RecordError, record_of, tree_of
 
 @dataclasses.dataclass(frozen=True)
 class ColumnOptions:
-    """Attributes: the column that holds each field of a record, a dotted path into nested ones; empty for none.
+    """Attributes: the column that holds each field, as a dotted path, e.g. `doc.question`. Leave a field empty if the
+    file lacks it.
 
     problem: text, or messages, whose system message becomes `system`.
-    steps: a list of text, or one text, which is split, at step tags (`ки`, `<extra_0>`) if it has any. A path through a
-        list of objects names a field of each: `steps.text`, `steps.label`. A list of lists is chains of their own, or
-        steps if each holds one text or if the labels are one for each. Without steps the records are problems.
-    nested: what the lists of a list of lists are, `steps` or `chains`; required if nothing tells; no column.
-    samples: texts, lists of steps, or objects with `response` or `steps`: the record is a pool.
-    labels: a list of numbers, booleans, nulls, or words for them; null for a chain without. Of chains in lists, a list
-        for each. A file with a column `labels` is refused if neither this nor `first_error` is given.
-    first_error: the place of the first wrong step; null, a number below `first_step` and "N/A" stand for none. Steps
-        before it get label 1, it gets 0, and later ones have none. A chain without one has labels 1 throughout, but
-        none at all if `correct` says that its answer is wrong. Of chains in lists, a list of places.
-    first_step: the place that the source gives the first step; required with `first_error`, no column.
-    answer: the correct answer of the problem.
-    correct: whether the chain's answer is correct: true and false, 1 and 0, or a word for them; of samples and of
-        chains in lists, a list.
-    predictions: the samples' own answers, a list.
-    semantics: what the labels mean; no column (`jprm.tree.SEMANTICS`).
-    empty_samples: as of `pools`; no column.
+    steps: a list of texts, or one text, which is split (at the step tags `ки` and `<extra_0>` if present). A path
+        through a list of objects reads one field from each, e.g. `steps.text`. A list of lists is read as several
+        chains, or as steps in pieces if each inner list holds one text or has one label. If empty, the records are
+        problems without solutions.
+    nested: whether the inner lists of a list of lists are `steps` or `chains`; required if the file leaves it open. Not
+        a column.
+    samples: texts, lists of steps, or objects with `response` or `steps`. The record becomes a pool.
+    labels: a list of numbers, booleans, nulls or words, e.g. `["correct", "wrong"]`; null if the chain has no labels.
+        If `steps` holds several chains, one list per chain. A file with a column `labels` is refused unless this or
+        `first_error` is given.
+    first_error: the number of the first wrong step; null, "N/A" and numbers below `first_step` mean that every step is
+        right. Earlier steps get label 1, the wrong step 0, later steps no label. If every step is right, all get 1,
+        unless `correct` is false: then no step gets a label. If `steps` holds several chains, one number per chain.
+    first_step: the number that the source gives the first step, 0 or 1; required with `first_error`. Not a column.
+    answer: the reference answer of the problem.
+    correct: whether the chain's answer is correct: true or false, 1 or 0, or a word such as "yes". For samples and
+        several chains, a list.
+    predictions: a list with each sample's own answer.
+    semantics: the meaning of the labels (`jprm.tree.SEMANTICS`), e.g. `rating`. Not a column.
+    empty_samples: see `pools`. Not a column.
     """
 
     problem: str = "problem"
@@ -75,19 +79,20 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "predictions": (list, str),
 }
 _LISTED = ("steps", "samples", "labels", "correct", "predictions")
-"""Fields whose value may be a list in a text, as Python writes it."""
+"""Fields that may hold a list written as Python text."""
 
 _MEANT = frozenset(
     "problem steps labels samples nodes semantics prompt completions messages response answer correct scores outputs"
     " first_error segmentation system tools outcome segment empty_samples search undecided".split()
 )
-"""Keys that a record gives a meaning. Columns of these names that no option names are kept in `columns`."""
+"""Keys with a meaning in records. Columns with these names are moved into `columns` unless an option names them."""
 
 
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
-    """Yields a chain of the named columns, or several, a pool, or a problem. An error lists the columns that there are.
+    """Yields one or several chains, a pool, or a problem, read from the named columns.
 
-    Other columns are kept; those whose names mean something in a record are kept in `columns`.
+    Other columns are kept; if their name has a meaning in records, they move into `columns`. If a column is missing,
+    the error lists the columns of the record.
     """
     if not isinstance(item, Mapping):
         raise RecordError(where, "record", f"is {type(item).__name__}, no object", "Write one JSON object a line.")
@@ -127,7 +132,7 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
 
 
 def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
-    """Returns the record's problem, its system message and its answer."""
+    """Builds the record with its problem, system message and answer."""
     problem = fields["problem"]
     if isinstance(problem, list) and problem and all(isinstance(text, str) for text in problem):
         if len(problem) > 1:
@@ -151,7 +156,7 @@ def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
 
 
 def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: str | None, where: str) -> list[Record]:
-    """Returns the steps, labels, first error and outcome of every chain of an item."""
+    """Splits an item into chains; returns the steps, labels, first error and outcome of each."""
     steps = fields["steps"]
     values = {field: fields[field] for field in ("steps", "labels", "first_error", "correct") if field in fields}
     if isinstance(steps, str) or not steps or not all(isinstance(step, list) for step in steps):
@@ -170,10 +175,10 @@ def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: s
 
 
 def _are_steps(item: Mapping, values: Record, where: str, column: str) -> bool:
-    """Whether each list is one step, in pieces: if there is one label for each list, or one text in each. Lists of
-    objects of their own are chains.
+    """Whether each inner list is one step in pieces, rather than a chain.
 
-    Raises RecordError if nothing tells.
+    True if there is one label, first error or outcome per list or per item, or if each list holds one text. Raises
+    RecordError if the file leaves it open.
     """
     steps, labels = values["steps"], values.get("labels")
     if labels and any(label is not None for label in labels):
@@ -224,7 +229,7 @@ def _labels(labels: Any, count: int, options: ColumnOptions, where: str, column:
 
 
 def _steps(steps: Sequence[Any], where: str, column: str) -> list[str]:
-    """Returns the texts of a list of steps, without step tags. Raises RecordError for whole solutions."""
+    """Checks the texts of steps and strips step tags. Raises RecordError if they are whole solutions."""
     texts = [_text(step, where, f"{column}[{i}]") for i, step in enumerate(steps)]
     if are_solutions(texts):
         remedy = f"They are samples: give --set samples={column}, and no steps."
@@ -241,7 +246,7 @@ def _untagged(text: str) -> str:
 
 
 def _tagged(text: str, problem: str, where: str, column: str) -> tuple[str, list[str]]:
-    """Returns the problem and the steps of a text with step tags, which may begin with the problem itself."""
+    """Splits tagged text into the problem and its steps; the text may repeat the problem at its start."""
     for tag in TAGS:
         text = text.replace(tag, TAGS[0])
         problem = problem.replace(tag, TAGS[0])
@@ -267,7 +272,7 @@ def _text(value: Any, where: str, field: str) -> str:
 
 
 def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: ColumnOptions, where: str) -> Record:
-    """Returns a pool of the samples with what the other columns hold of each."""
+    """Builds a pool; spreads the lists `correct`, `predictions` and `labels` over its samples."""
     column, values = columns["samples"], fields["samples"]
     if not isinstance(values, list):
         raise RecordError(where, column, "is str, not list", "Name a column with a list of samples.")
@@ -299,7 +304,7 @@ def _sample(value: Any, where: str, field: str) -> Record:
 
 
 def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, where: str, field: str) -> Record:
-    """Returns a sample's own key, checked."""
+    """Checks one value (`correct`, `answer` or `labels`) of a sample; returns it under its key."""
     if key == "correct":
         return {key: verdict_of(value, where, field)}
     if key == "answer":
@@ -315,7 +320,7 @@ def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, whe
 
 
 def without_empty(pool: Record, choice: str) -> Record:
-    """Returns a pool without samples that have no steps, which it counts, if the choice is `drop`."""
+    """Removes samples without steps if `choice` is `drop`, and counts them in `empty_samples`."""
     samples = pool["samples"]
     full = [sample for sample in samples if not (isinstance(sample, Mapping) and sample.get("steps") == [])]
     if choice != "drop" or len(full) == len(samples):
@@ -345,13 +350,13 @@ _LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "answers": {"problem": ("prompt", "question"), "answer": ("gt",), "correct": ("labels",)},  # RLHFlow's test sets
 }
-"""Where other projects' files have a pool, by the key of its samples: the first column that is there counts."""
+"""Columns of other projects' pools, by the key of the samples. The first path that exists is used."""
 
 
 def parse_layout(
     item: Mapping[str, Any], where: str, empty_samples: Literal["error", "drop"]
 ) -> Iterator[Record] | None:
-    """Yields the pool of another project's record; None for another record."""
+    """Yields the pool of another project's record; returns None if no layout matches."""
     for samples, fields in _LAYOUTS.items():
         named: dict[str, Any] = {
             field: next((path for path in paths if _has(item, path)), "") for field, paths in fields.items()
@@ -363,7 +368,7 @@ def parse_layout(
 
 
 def _with_last_answer(pool: Record) -> Record:
-    """Returns the pool with the answer alone if the source has a solution there, which ends in `#### ANSWER`."""
+    """Keeps only the text after `####` of a reference solution, as in GSM8K."""
     answer = pool.get("answer")
     return pool | {"answer": answer.rpartition("####")[2].strip()} if isinstance(answer, str) else pool
 
@@ -391,7 +396,7 @@ def _kept(item: Mapping[str, Any], paths: Sequence[str] | Any) -> Record:
 
 
 def _without(value: Any, path: Sequence[str]) -> Any:
-    """Returns an object without the value at a path, and without what is then empty."""
+    """Removes the value at a path, and containers that become empty."""
     key, *inner = path
     if isinstance(value, list):
         items = [_without(item, path) for item in value]

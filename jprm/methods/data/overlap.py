@@ -1,6 +1,6 @@
-"""Finds texts that are there already: problems that two files share, and records that repeat each other.
+"""Finds known texts: problems that two files share, and records that repeat each other.
 
-Texts are compared without variations of LaTeX and typing, and, where it is asked for, by how much they share.
+Texts are compared after normalising LaTeX and white space; optionally also by MinHash similarity.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def normalise(text: str) -> str:
 
 
 class Texts:
-    """Texts that are known, each as `normalise` gives it, and whether another equals or resembles one of them.
+    """A set of normalised texts that finds equal and, with `near`, similar texts.
 
-    With `near`, texts resemble each other whose sets of five consecutive words have at least that Jaccard similarity,
-    as MinHash estimates it (Broder 1997; rensa, of the extra `near`), with 256 permutations in 64 bands. Near 0.8, a
-    hundred pairs of similarity 0.86 were all taken, 54 of 0.80, and none of 0.74.
+    `near` is the smallest Jaccard similarity (0 to 1) between the sets of five consecutive words, estimated by MinHash
+    (Broder 1997; rensa, extra `near`) with 256 permutations in 64 bands. Measured at `near=0.8`: of a hundred pairs,
+    all were found at similarity 0.86, 54 at 0.80, and 0 at 0.74.
     """
 
     def __init__(self, texts: Iterable[str] = (), near: float | None = None):
@@ -46,11 +46,10 @@ class Texts:
             self.add(text)
 
     def holds(self, text: str) -> bool:
-        """Returns whether a text is known."""
         return text in self._equal or (self._rensa is not None and self._near.is_duplicate("", self._sketch(text)))
 
     def add(self, text: str) -> bool:
-        """Makes a text known; returns whether it was."""
+        """Adds a text; returns whether an equal or similar text was already there."""
         if text in self._equal:
             return True
         self._equal.add(text)
@@ -64,7 +63,7 @@ class Texts:
 
 
 def problems_of(item: Any) -> Iterator[str]:
-    """Yields the problem texts of one item of any source in `jprm.methods.data.readers`."""
+    """Yields the problem texts of one item from any supported source."""
     if not isinstance(item, dict):
         return
     question = item.get("question")
@@ -81,17 +80,18 @@ def problems_of(item: Any) -> Iterator[str]:
 
 
 def _asked(messages: Any) -> Iterator[str]:
-    """Yields what the user said in a list of messages, or of nodes that are messages."""
+    """Yields the texts of user messages; `messages` may also be nodes."""
     for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict) and message.get("role") == "user" and isinstance(message.get("content"), str):
             yield message["content"]
 
 
 def problems_in(path: str | os.PathLike) -> set[str]:
-    """Returns the normalised problems of a file of records, of any source.
+    """Returns the normalised problems of a file from any supported source.
 
     Raises:
-      RecordError: an item that is not JSON or has no problem, since a half-read benchmark excludes only half.
+      RecordError: an item is not JSON or has no problem. A partly read benchmark would exclude only some of its
+        problems.
     """
     texts: set[str] = set()
     for number, raw in read_items(path):

@@ -1,4 +1,4 @@
-"""`prepare`: reads source files into a folder of records and accounts for every item."""
+"""`prepare`: writes source files into a folder of records and counts the fate of every item."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ from jprm.tree import ReasoningTree
 
 @dataclasses.dataclass(frozen=True)
 class PrepareRequest:
-    """What `prepare` was asked for. `sha256` holds the checksum of every local file, `code` the digests of the files of
-    a reader of the user's own."""
+    """The arguments of `prepare`, stored in the folder's report.
+
+    `sha256` holds the checksum of each local file, `code` digests of a user's own reader files.
+    """
 
     name: str
     source: list[str]
@@ -52,17 +54,17 @@ class PrepareRequest:
     duplicates: str = dataclasses.field(default="keep", kw_only=True)
     near: float | None = dataclasses.field(default=None, kw_only=True)
     part: str = dataclasses.field(default="", kw_only=True)
-    """Which problems of the sources, e.g. `train, without held_out=0.1`; empty for all."""
+    """The part of the problems, e.g. `train, without held_out=0.1`; empty for all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PrepareReport(PrepareRequest):
-    """The request and what became of every item, as in the folder's `report.json`.
+    """The request and the counts of a prepared folder, as stored in `report.json`.
 
-    Every item read is rejected, dropped by the options, excluded, left out because it is `repeated`, or kept.
-    `excluded` counts records for each benchmark file that holds their problem, so one may count for two files;
-    `excluded_records` counts each once. `left_out` counts parts of kept items that no record holds, e.g.
-    images. `unlabelled` records have no labelled step, in `all_right` ones every step has label 1.
+    Every item is rejected, dropped by the options, excluded, repeated, or kept. `excluded` counts records per benchmark
+    file, so a record may count for two files; `excluded_records` counts it once. `left_out` counts parts of kept items
+    that were not stored, e.g. images. `unlabelled` records have no labelled step; in `all_right` records every step has
+    label 1.
     """
 
     read: int = 0
@@ -98,30 +100,31 @@ def prepare(
     console: rich.console.Console | None = None,
     **options: Any,
 ) -> PrepareReport:
-    """Reads source files into the folder `out`, which appears once it is whole.
+    """Reads source files into the folder `out`, which appears once it is complete.
 
     Args:
-      name: a key of `jprm.methods.data.readers.READERS`, or a reader of your own as `module:NAME` or `FILE.py:NAME`.
-      source: files (JSON Lines, JSON lists, Parquet, Arrow), also in a bucket, or URLs, `hf://datasets/...` among them,
-        which are downloaded beside `out` and must match a SHA-256.
-      out: the folder, also in a bucket. One that the same request has made is left as it is; its report is returned.
-      exclude: benchmark files, in any format that jprm reads; records of their problems are left out, compared by
-        `normalise`d text.
-      on_error: `stop` at the first bad item, leaving nothing; `skip` writes bad items, byte for byte, to
+      name: a key of `jprm.methods.data.readers.READERS`, or your own reader as `module:NAME` or `FILE.py:NAME`.
+      source: files (JSON Lines, JSON lists, Parquet, Arrow, CSV), also in a bucket, or URLs, e.g. `hf://datasets/...`.
+        Downloads are stored beside `out` and must match a SHA-256.
+      out: the folder, also in a bucket. If the same request already wrote it, it is left alone and its report is
+        returned.
+      exclude: benchmark files in any supported format; records with one of their problems (compared by `normalise`) are
+        left out.
+      on_error: `stop` at the first bad item and write nothing, or `skip` bad items and copy them to
         `out`/rejects.jsonl.
-      sha256: checksums that downloads may have, beside those of the known releases.
-      overwrite: replace an existing folder; it stays until the new one is whole.
-      duplicates: `drop` leaves out records whose problem and steps repeat an earlier record's.
-      near: for `exclude` and `duplicates`: texts count as equal from this Jaccard similarity on (`overlap.Texts`).
-      parts: fractions of the problems by the name of a part, e.g. `{"held_out": 0.1}`: `out` then holds a prepared
-        folder for each and `train`, with the other problems. The report of `train` is returned.
-      console: where to print; stderr by default.
-      options: of the reader, and `split`, the list to read of a file that holds its splits.
+      sha256: further accepted checksums of downloads, besides the known releases.
+      overwrite: replace an existing folder; the old one stays until the new one is complete.
+      duplicates: `drop` leaves out records that repeat the problem and steps of an earlier record.
+      near: the Jaccard similarity from which `exclude` and `duplicates` treat texts as equal (`overlap.Texts`).
+      parts: the fraction of problems in each part, e.g. `{"held_out": 0.1}`. `out` then holds one folder per part, and
+        `train` with the other problems. The report of `train` is returned.
+      console: by default prints to stderr.
+      options: reader options, and `split`, the list to read if the file holds several splits.
 
     Raises:
-      RecordError: a bad item, for `stop`.
-      ValueError: an unknown name or option, no source, nothing kept, or `out` holds something else.
-      FileNotFoundError: a source or benchmark that does not exist.
+      RecordError: an item is bad and `on_error` is `stop`.
+      ValueError: a name or option is unknown, there is no source, no record is left, or `out` holds something else.
+      FileNotFoundError: a source or benchmark does not exist.
     """
     console = console or rich.console.Console(stderr=True)
     out = path_of(out)
@@ -139,7 +142,7 @@ def _prepare(
     overwrite: bool,
     console: rich.console.Console,
 ) -> PrepareReport:
-    """Writes the records whose problems are among `problems`, all if it is None."""
+    """Writes the folder of records with a problem key in `problems`, or of all records if it is None."""
     duplicates, name = request.duplicates, request.name
     if duplicates not in ("keep", "drop"):
         raise ValueError(f"duplicates is {duplicates!r}: use 'keep' or 'drop'")
@@ -175,7 +178,7 @@ def _prepare_parts(
     overwrite: bool,
     console: rich.console.Console,
 ) -> PrepareReport:
-    """Writes a folder for each part and one for the rest, `train`. No problem is in two."""
+    """Writes one folder per part and `train` with the rest. No problem is in two folders."""
     if "train" in parts or any(not 0 < share < 1 for share in parts.values()) or sum(parts.values()) >= 1:
         raise ValueError(f"parts are {dict(parts)}: give fractions below 1 in all; `train` has the rest")
     if bad := [name for name in parts if not re.fullmatch(r"[\w-]+", name)]:
@@ -196,13 +199,13 @@ def _prepare_parts(
 
 
 def _problem_key(record: Record) -> str:
-    """Returns a digest of the normalised problem, by whose order the parts are made."""
+    """Returns the SHA-256 of the normalised problem; its order assigns problems to parts."""
     tree = check_record(record, "record")
     return hashlib.sha256(normalise(record["problem"] if tree is None else tree.problem).encode()).hexdigest()
 
 
 class _Ignored(Rejects):
-    """Rejects that are counted when the parts are written."""
+    """Discards rejects while problems are collected; they are counted later, when the parts are written."""
 
     def __init__(self):
         self.errors = []
@@ -212,7 +215,7 @@ class _Ignored(Rejects):
 
 
 def _request(name, source, exclude, on_error, options) -> PrepareRequest:
-    """Returns the checked request."""
+    """Checks the arguments and builds the request."""
     reader = readers.find(name)
     split = options.get("split")
     if split is not None and not isinstance(split, str):
@@ -246,7 +249,7 @@ def _report_of(out: Place) -> PrepareReport:
 def _unchanged(
     out: Place, stored: PrepareReport, request: PrepareRequest, console: rich.console.Console
 ) -> PrepareReport:
-    """Returns the report of an existing folder, if it is of the same request."""
+    """Returns the report of an existing folder. Raises ValueError if another request wrote it."""
     differ = differing({name: getattr(stored, name) for name in vars(request)}, vars(request))
     if differ:
         raise ValueError(f"{out} holds another preparation ({', '.join(differ)} differ): use another name or overwrite")
@@ -256,7 +259,7 @@ def _unchanged(
 
 
 def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], console: rich.console.Console) -> Place:
-    """Returns the path of a source, downloaded if it is a URL."""
+    """Returns the path of a source, downloading it first if it is a URL."""
     if not is_url(source):
         return path_of(source)
     known = reader.releases.get(resolved(source))
@@ -268,8 +271,6 @@ def _local(source: str, reader: Reader, out: Place, sha256: Sequence[str], conso
 
 
 class _Tally:
-    """Counts records by what becomes of them."""
-
     def __init__(self, request: PrepareRequest, problems: Collection[str] | None):
         self._problems = problems
         self.counts: collections.Counter[str] = collections.Counter()  # by their names in the report
@@ -279,7 +280,10 @@ class _Tally:
         self._kept = Texts(near=request.near) if request.duplicates == "drop" else None
 
     def keeps(self, record: Record) -> bool:
-        """Counts a record; returns whether its problem is of this part and of no benchmark, and it repeats no other."""
+        """Counts a record and decides whether to keep it.
+
+        It must belong to this part, must not be in a benchmark, and must not repeat an earlier record.
+        """
         if self._problems is not None and _problem_key(record) not in self._problems:
             self.counts["other_part"] += 1
             return False
@@ -310,7 +314,7 @@ class _Tally:
 
 
 def _by_kind(errors: Sequence[RecordError]) -> dict[str, int]:
-    """Returns the first error of each kind with the number of its kind: equal but for numbers, and texts in quotes."""
+    """Groups errors that differ only in numbers and quoted texts; returns the first of each group with its count."""
     kinds: dict[tuple[str, str], list[RecordError]] = {}
     for error in errors:
         kind = re.sub(r"\d+", "0", error.field), re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "0", error.reason)
@@ -327,7 +331,6 @@ def _write(
     problems: Collection[str] | None,
     console: rich.console.Console,
 ) -> PrepareReport:
-    """Writes the kept records of all files into `work` and returns the report."""
     tally = _Tally(request, problems)
     megabytes = sum(stamp_of(path)["bytes"] for path in files) / 1e6
 
@@ -359,7 +362,7 @@ def _write(
 
 
 SHOWN_MB = 10
-"""Megabytes of files from which on progress is shown: fewer take a moment."""
+"""Progress is shown from this file size on (in megabytes)."""
 
 
 def _progress(console: rich.console.Console) -> rich.progress.Progress:
@@ -400,14 +403,14 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
 _CHUNK = 1 << 20
 
 _PATIENCE_S, _SLOWEST = 60.0, 10_000
-"""A download that after so many seconds has sent fewer bytes a second is given up."""
+"""A download is aborted if, after this many seconds, it was slower than this many bytes per second."""
 _HUB = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?/(.+)")
 
 
 _PINNED = re.compile(
     r"hf://datasets/[^/@]+/[^/@]+@[0-9a-f]{40}/.+|https://raw\.githubusercontent\.com/[^/]+/[^/]+/[0-9a-f]{40}/.+"
 )
-"""Addresses with a commit, which names the content: they need no checksum of their own."""
+"""Addresses with a commit hash, which fixes the content. They need no checksum."""
 
 
 def is_url(source: str | os.PathLike) -> bool:
@@ -415,12 +418,12 @@ def is_url(source: str | os.PathLike) -> bool:
 
 
 def resolved(url: str) -> str:
-    """Returns the address of a file: `hf://datasets/OWNER/NAME[@REVISION]/FILE` is on the Hugging Face Hub.
+    """Returns the HTTP address of `hf://datasets/OWNER/NAME[@REVISION]/FILE`; other URLs unchanged.
 
-    The environment variable HF_ENDPOINT names a mirror of the Hub, as for Hugging Face's own libraries.
+    The environment variable HF_ENDPOINT names a mirror of the Hugging Face Hub.
 
     Raises:
-      ValueError: an `hf://` address of another form.
+      ValueError: the `hf://` address has another form.
     """
     if not url.startswith("hf:"):
         return url
@@ -438,11 +441,10 @@ def fetch(
     allowed: Collection[str],
     on_bytes: Callable[[int, int | None], None] = lambda done, total: None,
 ) -> pathlib.Path:
-    """Returns the file of a URL in `folder`, downloaded unless it is there with an allowed SHA-256, or of that commit.
+    """Downloads a URL into `folder` unless a file with an allowed SHA-256 (or the same commit) is there.
 
     Raises:
-      ValueError: no checksum is known, or the download has another, or `url` is malformed (`resolved`); the folder is
-        left as it was.
+      ValueError: no checksum is known, the download has another, or `url` is malformed. The folder stays as it was.
       OSError: the download failed.
     """
     pinned = not allowed and _PINNED.fullmatch(url) is not None
@@ -482,10 +484,10 @@ def fetch(
 
 
 class Records(tfds.core.GeneratorBasedBuilder):
-    """The TFDS builder of jprm: a reader's records, in order, as the split `train`.
+    """The TFDS builder of prepared folders: a reader's records, in order, as the split `train`.
 
-    A record is one JSON line in a `Text` feature, so that it comes back exactly, with unknown keys. Trees differ in
-    keys and depth, which a fixed feature spec could only hold by padding and renaming.
+    Each record is one line of JSON in a `Text` feature, so it comes back exactly, with unknown keys. Trees differ in
+    keys and depth, so a fixed feature spec would have to pad and rename them.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -509,11 +511,11 @@ class Records(tfds.core.GeneratorBasedBuilder):
 
 
 def write_folder(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
-    """Writes (unique key, record) pairs into a new folder, in order; returns how many.
+    """Writes (unique key, record) pairs into a new folder, in order; returns their number.
 
     Raises:
       Exception: an error of the iterable, unchanged.
-      OSError: a full disk, or another error of writing.
+      OSError: writing failed, e.g. because the disk is full.
     """
     count, failure = 0, None
 

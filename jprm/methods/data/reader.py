@@ -1,10 +1,10 @@
-"""The base of all readers: a source file is a list of items, and a reader turns one item into records.
+"""The base class of readers: a source file is a list of items, and a reader turns each item into records.
 
-A file is JSON Lines, a JSON list, one JSON object of lists, Parquet or Arrow, as its first bytes show, or CSV by
-its name; JSON may be compressed with gzip.
+A file is JSON Lines, a JSON list, a JSON object of lists, Parquet or Arrow, detected by its first bytes, or CSV,
+detected by its name. JSON may be compressed with gzip.
 
-A new source is one small file: a frozen dataclass of options, a pure generator function `parse(item, where, options)`,
-and a `Reader` that joins them, listed in `jprm.methods.data.readers`.
+To add a source, write one small file with a frozen dataclass of options, a pure generator `parse(item, where,
+options)`, and a `Reader` that joins them; list it in `jprm.methods.data.readers`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ Record = dict[str, Any]
 
 
 class Dropped(Exception):
-    """Raised by `parse` for an item that the options exclude. Its text is the reason, under which it is counted."""
+    """Raised by `parse` if the options exclude an item. The message is the reason, used as a key in the report."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """The options of a reader without any."""
+    """For readers without options."""
 
 
 class LeftOut(NamedTuple):
-    """Yielded by `parse` beside its records: parts of the item that no record holds, counted by name in the report."""
+    """Yielded by `parse` beside its records: item parts that are not stored, counted by name in the report."""
 
     what: str  # e.g. "line of type 'summary'"
     count: int
 
 
 class Event(NamedTuple):
-    """An item of a file that tells one story, such as a line of an agent's transcript."""
+    """One line of a file that is read as a whole, e.g. of an agent transcript."""
 
     where: str  # FILE:LINE
     value: Any
@@ -62,17 +62,18 @@ class Event(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-    """How one source is read.
+    """Describes how one source is read.
 
     Attributes:
-      parse: (item, where, options) -> records. Raises `RecordError` for an item of another form, `Dropped` for one
-        that the options exclude. May yield `LeftOut` too.
+      parse: (item, where, options) -> records. Must raise `RecordError` if the item has another form, and `Dropped` if
+        the options exclude it. May also yield `LeftOut`.
       options: frozen dataclass; a field without a default is required.
       releases: URL of each public file -> its SHA-256, None if unknown.
-      drops: what of an item the records leave out, as `jprm prepare` says it; empty where nothing is.
-      items: yields (number, JSON) for the items of a file; `read_items` by default.
-      whole: whether a file is one item. `parse` then takes the list of its `Event`s, and an error or a drop concerns
-        the whole file.
+      drops: the item parts that records never hold, as printed by `jprm prepare`, e.g. "images"; empty if records hold
+        everything.
+      items: yields (number, JSON) for each item of a file; `read_items` by default.
+      whole: the whole file is one item. `parse` then takes the list of its `Event`s, and an error or drop rejects the
+        file.
     """
 
     parse: Callable[[Any, str, Any], Iterator[Record | LeftOut]]
@@ -94,21 +95,21 @@ class Reader:
         split: str | None = None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
-        """Yields (key, valid record) for every item of a file, in order, with unique keys.
+        """Yields (unique key, valid record) for every item of a file, in order.
 
         Args:
-          path: the file, as `read_items` takes it.
-          on_error: `stop` raises at the first bad item; `skip` gives its bytes, or a table's row as JSON, to `rejects`.
+          path: any file that `read_items` accepts.
+          on_error: `stop` raises at the first bad item; `skip` passes its bytes (a table row as JSON) to `rejects`.
           rejects: required for `skip`.
-          on_drop: called with the reason for every item that the options exclude.
-          on_left_out: called with every `LeftOut` of an item whose records are yielded.
-          on_bytes: called with the size of every item, for progress.
-          split: the list to read of a file that holds its splits.
+          on_drop: called with the reason for each item that the options exclude.
+          on_left_out: called with each `LeftOut` of an accepted item.
+          on_bytes: called with the size of each item, for progress.
+          split: the list to read if the file holds several splits.
           options: fields of `self.options`.
 
         Raises:
-          RecordError: for `stop`: FILE:LINE, field, reason and remedy.
-          ValueError: options that are unknown, missing or not allowed.
+          RecordError: an item is bad and `on_error` is `stop`; names FILE:LINE, field, reason and remedy.
+          ValueError: an option is unknown, missing or has a wrong value.
         """
         chosen = choose(self.options, options)
         reject = jsonl.reject_with(on_error, rejects)
@@ -140,7 +141,7 @@ class Reader:
             on_bytes(len(raw))
 
     def _whole(self, items) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
-        """Yields an item's number, its bytes, and the lines that they are: one, or all of a file."""
+        """Yields (number, bytes, lines) for each item: one line each, or all lines of the file if `whole`."""
         if not self.whole:
             yield from ((number, raw, [(number, raw)]) for number, raw in items)
         elif lines := list(items):
@@ -148,10 +149,10 @@ class Reader:
 
 
 def choose(kind: type, options: Mapping[str, Any]) -> Any:
-    """Returns the options as an instance of the dataclass `kind`.
+    """Builds the options dataclass `kind` from a dict.
 
     Raises:
-      ValueError: an option is unknown, missing or has a value that is not allowed; the message lists what is.
+      ValueError: an option is unknown, missing or has a wrong value; the message lists the options.
     """
     try:
         return from_json(kind, dict(options))
@@ -161,12 +162,12 @@ def choose(kind: type, options: Mapping[str, Any]) -> Any:
 
 
 def others(item: Mapping[str, Any], *known: str) -> Record:
-    """Returns the keys of an item that its reader does not know."""
+    """Returns the item without the `known` keys."""
     return {key: value for key, value in item.items() if key not in known}
 
 
 def check_record(record: Any, where: str) -> ReasoningTree | None:
-    """Returns a record's tree, None for a problem without a solution. Raises RecordError."""
+    """Validates a record; returns its tree, or None if it is a problem without a solution. Raises RecordError."""
     if isinstance(record, Mapping) and not _SOLUTIONS.intersection(record) and "problem" in record:
         jsonl.text_of(record["problem"], where, "problem")
         jsonl.answer_of(record.get("answer"), where, "answer")
@@ -178,7 +179,7 @@ _SOLUTIONS = frozenset(("steps", "samples", "nodes", "messages", "response", "co
 
 
 def _with_readers(error: RecordError, values: list, known: dict[tuple[str, ...], list[str]]) -> RecordError:
-    """Returns the error with the names of the readers that take the item, which are found once for its keys."""
+    """Adds the names of readers that accept the item to the error's remedy; cached by the item's keys."""
     if not values or not isinstance(values[0], dict):
         return error
     keys = tuple(values[0])
@@ -198,16 +199,16 @@ def is_csv(path: str | os.PathLike) -> bool:
 
 
 def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields (number from 1, JSON) for every line of a JSON Lines file, element of a list, row or prepared record.
+    """Yields (number from 1, JSON) for every line, list element, table row or prepared record of a file.
 
-    A first byte `[` makes a file a list, whose elements are numbered by their line; a list of messages is one item. A
-    file that is a single object of several lists is their elements, in order (Mr-Ben has a list for each subject), and
-    so is one with a single list under a name of `_LISTS`; another object is one item. If the lists are splits, `split`
-    names the one to read. Tables are Parquet and Arrow files (`read_rows`), and CSV by its name (`read_csv`). The
-    unreadable rest of a broken list is one last item, which `jprm.io.jsonl.parse` refuses. A file in a bucket is
-    copied to this machine first. A folder is one that `jprm prepare` wrote.
+    - A JSON list (first byte `[`) yields its elements, numbered by line. A list of messages is one item.
+    - A single JSON object yields the elements of its lists if it has several (e.g. one per subject in Mr-Ben), or one
+      under a name in `_LISTS`; otherwise it is one item. If the lists are splits, `split` must name one.
+    - Tables are Parquet and Arrow (`read_rows`) and CSV (`read_csv`).
+    - A folder must be written by `jprm prepare`. A file in a bucket is copied to this machine first.
+    - If a list is broken, its rest is the last item, which `jprm.io.jsonl.parse` rejects.
 
-    Raises ValueError for a file that holds splits, if none is named, and for a split that the file does not have.
+    Raises ValueError if the file holds splits and `split` is missing, or if it lacks that split.
     """
     if path_of(path).is_dir():
         yield from jsonl.read_lines(path)
@@ -256,16 +257,16 @@ def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tu
 
 
 _LISTS = frozenset("data dataset entries examples instances items problems questions records results rows".split())
-"""Names under which a file's one object holds the list of its items, beside e.g. a version."""
+"""Keys under which a single JSON object may hold its items, e.g. beside a version."""
 
 _SPLIT = re.compile(r"(?:train|test|valid|validation|val|dev|eval|held_?out|holdout)\d*(?:[_-]\w+)?", re.IGNORECASE)
 
 _RECORD = _SOLUTIONS | {"problem", "question", "prompt", "history", "trajectory", "traj"}
-"""Keys that make an object an item, whatever lists it has."""
+"""Keys that make an object one item, whatever lists it holds."""
 
 
 def _conversation(text: str) -> bytes | None:
-    """Returns a list of messages as one item, `{"messages": [...]}`; None for another list."""
+    """Wraps a list of messages as one item, `{"messages": [...]}`; returns None for any other list."""
     try:
         first, _ = json.JSONDecoder().raw_decode(text, _skip(text, text.index("[") + 1, ""))
         messages = json.loads(text) if _is_message(first) else []
@@ -281,7 +282,7 @@ def _is_message(item: Any) -> bool:
 
 
 def _single_object(path: str | os.PathLike, split: str | None) -> list[tuple[int, bytes]] | None:
-    """Returns the items of a file that is one JSON object; None for another file, such as JSON Lines."""
+    """Returns the items of a file that is one JSON object; None for other files, e.g. JSON Lines."""
     with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
         lines = (line for line in file if line.strip())
         first, second = next(lines), next(lines, b"")
@@ -325,12 +326,12 @@ def _skip(text: str, at: int, separator: str) -> int:
 
 
 def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (line number, JSON object) for every row of a .csv or .tsv file, whose first row names the columns.
+    """Yields (line number, JSON object) for every row of a .csv or .tsv file; the first row must name the columns.
 
-    Every cell is text, and a reader's field decides its type (`cells.py`). An empty cell is left out, and so is a
-    column without a name, as pandas writes its index.
+    Cells stay text until a reader asks for a type (`cells.py`). Empty cells and columns without a name (such as the
+    index that pandas writes) are left out.
 
-    Raises RecordError for a row of another length than the first, and for bytes that are no UTF-8.
+    Raises RecordError if a row has a different length from the first, or the file is not UTF-8.
     """
     csv.field_size_limit(LONGEST_CELL)
     with open(path, encoding="utf-8-sig", newline="") as file:
@@ -350,23 +351,23 @@ def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
 
 
 LONGEST_CELL = 2**24
-"""Characters of a cell of CSV."""
+"""The most characters in a CSV cell."""
 
 
 # ---- Parquet and Arrow files, whose rows become JSON objects. Needs the extra `parquet`.
 
 BATCH = 512
-"""Rows that are in memory as Python objects at a time."""
+"""Table rows held in memory as Python objects at a time."""
 
 
 def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (row number from 1, JSON object) for every row of a Parquet file, an Arrow file or an Arrow stream.
+    """Yields (row number from 1, JSON object) for every row of a Parquet or Arrow file, or an Arrow stream.
 
-    A null field is left out, because a table cannot tell it from an absent one; a null in a list stays. Memory holds
-    a row group of Parquet, or a record batch of Arrow, at a time.
+    Null fields are left out, because a table cannot distinguish them from absent ones; nulls inside lists stay. Memory
+    holds one Parquet row group or Arrow record batch.
 
     Raises:
-      RecordError: a file that is broken or cut off, or a value that JSON does not have, such as bytes.
+      RecordError: the file is broken or cut off, or a value has no JSON form, e.g. bytes.
     """
     import pyarrow  # the extra `parquet`
 
@@ -384,7 +385,7 @@ def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
 
 
 def _batches(path: str) -> Iterator[list[dict[str, Any]]]:
-    """Yields rows in lists of at most `BATCH`."""
+    """Yields lists of at most `BATCH` rows."""
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -418,9 +419,9 @@ def _plain(value: Any) -> str | int | float:
 
 
 def until_error(first: int, steps: int, correct: bool | None) -> list[int | None]:
-    """Returns labels of so many steps: 1 before the first wrong one, 0 at it and null after it; -1 stands for none.
+    """Returns step labels: 1 before the first wrong step, 0 at it, None after it. `first` is -1 if every step is right.
 
-    A solution whose answer is wrong (`correct` is false) has a wrong step. Where none is named, no step has a label.
+    If `first` is -1 but `correct` is False, the wrong step is unknown, so every label is None.
     """
     if first == -1 and correct is False:
         return [None] * steps

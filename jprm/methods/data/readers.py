@@ -1,5 +1,8 @@
-"""The readers by the name of their source, and those of jprm's own records (`jsonl`), pools among them (`pools`), TRL's
-stepwise records (`trl`), free text (`text`), and records of any other names (`columns`)."""
+"""The table of readers by source name.
+
+Also defines the readers of jprm's own records (`jsonl`, and `pools` for pools), of TRL's stepwise records (`trl`), of
+free text (`text`), and of arbitrary column names (`columns`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from jprm.tree import RecordError, record_of, tree_of
 class PoolOptions:
     """Attributes:
     empty_samples: samples without steps: `error`, or `drop` them and count them in the key `empty_samples`. Evaluations
-        take each as a sample that is incorrect, cannot be chosen and has no vote.
+        count each as an incorrect sample that cannot be chosen and does not vote.
     """
 
     empty_samples: Literal["error", "drop"] = "error"
@@ -30,19 +33,23 @@ class PoolOptions:
 @dataclasses.dataclass(frozen=True)
 class TextOptions:
     """Attributes:
-    segmentation: how free text is split into steps: a rule of `jprm.steps.RULES`, or `auto`. The record names the rule.
+    segmentation: how free text is split into steps: a rule of `jprm.steps.RULES`, e.g. `paragraphs`, or `auto`. The
+        record names the rule.
     """
 
     segmentation: Literal["auto", "thoughts", "markers", "numbered", "paragraphs", "lines", "sentences"] = "auto"
 
 
 def parse_record(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields the record, a stepwise one as a chain."""
+    """Yields the record; TRL's stepwise records become chains."""
     yield record_of(tree_of(item, where))
 
 
 def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
-    """Yields a pool, with or without samples that have no steps, or a tree of messages, whose leaves are samples."""
+    """Yields a pool, or a tree of messages (each leaf is a sample).
+
+    Also accepts the pool layouts of other projects (`columns.parse_layout`).
+    """
     if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
         yield item
         return
@@ -60,13 +67,13 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
 
 
 def parse_stepwise(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"prompt", "completions", "labels"} as a chain, true as 1 and false as 0."""
+    """Yields {"prompt", "completions", "labels"} as a chain; true becomes 1 and false 0."""
     take(item, "completions", list, where)
     yield from parse_record(item, where, options)
 
 
 def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
-    """Yields {"problem", "response"}, or {"messages"} of one user and one assistant, as a chain."""
+    """Yields a chain from {"problem", "response"}, or from {"messages"} with one user and one assistant message."""
     key = "messages" if isinstance(item, dict) and "messages" in item else "response"
     take(item, key, list if key == "messages" else str, where)
     yield from parse_record({**item, "segmentation": options.segmentation}, where, NoOptions())
@@ -120,11 +127,11 @@ READERS: dict[str, Reader | str] = {
     "versaprm": "jprm.methods.data.step_labels:VERSAPRM",
     "who_and_when": "jprm.methods.data.agents.published:WHO_AND_WHEN",
 }
-"""Records, or `module:NAME` of records: their modules are imported when they are asked for."""
+"""Readers, or `module:NAME` references that are imported on first use."""
 
 
 def readers_of(item: Any) -> list[str]:
-    """Returns the names of the readers that take an item as it is, the closest first; those of own records are last."""
+    """Returns the names of the readers that accept an item, the most specific first and jprm's own formats last."""
     names = []
     for name in READERS:
         with contextlib.suppress(ValueError, Dropped):
@@ -136,7 +143,7 @@ def readers_of(item: Any) -> list[str]:
 
 
 def options_of(reader: Reader) -> Any:
-    """Returns options of a reader, the first choice for each without a default."""
+    """Builds reader options; a required option takes its first allowed value."""
     kind = reader.options
     hints = typing.get_type_hints(kind)
     needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
@@ -144,5 +151,5 @@ def options_of(reader: Reader) -> Any:
 
 
 def find(name: str) -> Reader:
-    """Returns the reader of a name, or the user's own as `module:NAME` or `FILE.py:NAME`; errors as `find_part`."""
+    """Returns a reader by name, or the user's own as `module:NAME` or `FILE.py:NAME`. Raises like `find_part`."""
     return find_part(name, READERS, "reader", Reader, files=True)

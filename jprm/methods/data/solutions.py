@@ -1,4 +1,4 @@
-"""Worked solutions, which become chains of steps without labels: GSM8K, MATH and programs."""
+"""Readers of worked solutions without step labels: GSM8K, MATH and programs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MARK = re.compile(r"<<[^<>]*>>")
 @dataclasses.dataclass(frozen=True)
 class Gsm8kOptions:
     """Attributes:
-    calculator_marks: `keep` or `strip` the authors' calculator marks, such as `<<48/2=24>>`.
+    calculator_marks: `keep` or `strip` calculator marks such as `<<48/2=24>>`.
     """
 
     calculator_marks: Literal["keep", "strip"]
 
 
 def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
-    """Yields one chain of {"question", "answer"}: its solution's lines, without blank ones, and its answer."""
+    """Yields one correct chain from {"question", "answer"}; each non-blank line of the solution is a step."""
     solution, mark, answer = take(item, "answer", str, where).rpartition("####")
     if not mark or not answer.strip():
         raise RecordError(where, "answer", "has no '#### ANSWER'", "Is this file GSM8K's train or test?")
@@ -41,7 +41,7 @@ def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record
 
 
 def parse_solutions(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
-    """Yields one pool of `example_model_solutions.jsonl`: one sample per model, without its answer line."""
+    """Yields one pool from `example_model_solutions.jsonl`: one sample per model, without its answer line."""
     truth = take(item, "ground_truth", str, where).rpartition("A:")[2].strip()
     samples = []
     for model, value in item.items():
@@ -82,14 +82,15 @@ _MATH = "https://github.com/openai/prm800k/raw/main/prm800k/math_splits/"
 @dataclasses.dataclass(frozen=True)
 class MathOptions:
     """Attributes:
-    steps: the solution as one step (`none`), or split by a rule of `jprm.steps`. The joined steps are the solution.
+    steps: `none` keeps the solution as one step; otherwise it is split by a rule of `jprm.steps`, e.g. `sentences`. The
+        joined steps equal the solution.
     """
 
     steps: Literal["none", "paragraphs", "sentences"]
 
 
 def parse_math(item: Any, where: str, options: MathOptions) -> Iterator[Record]:
-    """Yields one correct chain of {"problem", "solution", "answer"?}, without step labels. Other keys are kept."""
+    """Yields one correct chain from {"problem", "solution", "answer"?}, without step labels; keeps other keys."""
     solution = take(item, "solution", str, where)
     pieces = [solution] if options.steps == "none" else steps.split(solution, options.steps)
     chain = {"problem": take(item, "problem", str, where), "steps": pieces, "correct": True}
@@ -114,21 +115,21 @@ _HUMAN_EVAL = ("prompt", "test", "entry_point", "canonical_solution")
 @dataclasses.dataclass(frozen=True)
 class ProgramOptions:
     """Attributes:
-    steps: what one step is: a line, or a statement (a logical line: a bracket or a string may go over several).
+    steps: each step is one line, or one statement (which may span several lines, e.g. inside brackets).
     """
 
     steps: Literal["lines", "statements"]
 
 
 def parse_program(item: Any, where: str, options: ProgramOptions) -> Iterator[Record]:
-    """Yields the record with its `tests`; its solution, if it is whole, as `steps`.
+    """Yields the record with its `tests`; splits a whole solution into `steps`.
 
-    Layouts, told apart by their keys:
+    The keys decide the layout:
 
-    - {"problem", "tests", "prelude"?} with a whole "solution", or with "steps", "samples" or "nodes", which stay.
-    - HumanEval's {"prompt", "test", "entry_point", "canonical_solution"}: the prompt is also the `prelude`, the code
-      before the first step, and "test" with a call of its `check` is one test.
-    - MBPP's {"text" or "prompt", "code", "test_list"}: every test runs after "test_imports" and "test_setup_code".
+    - {"problem", "tests", "prelude"?} with a whole "solution", or with "steps", "samples" or "nodes", which are kept.
+    - HumanEval: {"prompt", "test", "entry_point", "canonical_solution"}. The prompt is also the `prelude` (the code
+      before the first step); "test" and a call of its `check` form one test.
+    - MBPP: {"text" or "prompt", "code", "test_list"}. "test_imports" and "test_setup_code" run before each test.
 
     Other keys are kept.
     """
@@ -170,7 +171,7 @@ def _mbpp(item: dict, where: str) -> tuple[Record, tuple[str, str]]:
 
 
 def _pieces(code: str, prelude: str, options: ProgramOptions, where: str, field: str) -> list[str]:
-    """Returns the code's lines or statements, without blank lines between them."""
+    """Splits code into lines or statements without blank lines. The parsed program must stay the same."""
     code = code.replace("\r\n", "\n").expandtabs()
     try:
         meant = ast.dump(ast.parse(prelude + code))
@@ -189,7 +190,7 @@ def _pieces(code: str, prelude: str, options: ProgramOptions, where: str, field:
 
 
 def _statements(code: str) -> Iterator[str]:
-    """Yields the logical lines, each with the comments before it."""
+    """Yields logical lines, each with the comments before it."""
     lines, start = code.split("\n"), 0
     for token in tokenize.generate_tokens(io.StringIO(code + "\n").readline):
         if token.type == tokenize.NEWLINE:

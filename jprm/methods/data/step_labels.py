@@ -1,8 +1,8 @@
-"""Published chains and trees with a label for every step: Math-Shepherd, ProcessBench, PRMBench and PRM800K; RLHFlow,
-ER-PRM, MATH-APS, VersaPRM, ActPRM, GenPRM and UltraInteract.
+"""Readers of published step labels: Math-Shepherd, ProcessBench, PRMBench, PRM800K, RLHFlow, ER-PRM, MATH-APS,
+VersaPRM, ActPRM, GenPRM and UltraInteract.
 
-The layouts are those that code for these files reads or writes; where a reader had to decide, its docstring says what.
-None of the files is part of jprm. `columns` (`readers.py`) reads many more.
+Layouts follow the published code that reads or writes these files; a reader's docstring states any choice it makes.
+jprm ships none of the files. `columns` (`readers.py`) reads many others.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from jprm.tree import RecordError
 # replaced by `+` (a completion from here reached the answer) or `-`.
 
 TAGS = ("ки", "<extra_0>")
-"""What stands after a step in a text: Math-Shepherd's tag, and that of Qwen's PRMs."""
+"""End-of-step tags in a text: of Math-Shepherd, and of Qwen's PRMs."""
 
 _TAG = TAGS[0]
 _FIRST = re.compile(r"Step 1\s*:")
 
 
 def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain with labels 1 and 0 of semantics `value`.
+    """Yields one chain with labels 1 and 0, semantics `value`.
 
-    A step is the text between two tags, with its number ("Step 2: ") but without surrounding white space. If the last
-    step states the answer, its label is the chain's `correct`, since no completion follows it. Other keys are kept.
-    OpenRLHF's copy has a list in place of the second text: `value`, `label` or `labels`, an entry for each tag.
+    A step is the text between two tags, with its number ("Step 2: "), stripped. If the last step states the answer, its
+    label is also `correct`, since no completion follows it. OpenRLHF's copy has a list with one entry per tag (`value`,
+    `label` or `labels`) instead of the second text. Other keys are kept.
     """
     text = take(item, "input", str, where)
     segments = text.split(_TAG)
@@ -57,7 +57,7 @@ def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[R
 
 
 def _signs(labelled: str, segments: list[str], where: str) -> list[float]:
-    """Returns the labels of Math-Shepherd's second text, which repeats the first with + or - for each tag."""
+    """Reads labels from Math-Shepherd's second text, which must repeat the first with + or - in place of each tag."""
     labels, at = [], 0
     for segment in segments[:-1]:
         sign = labelled[at + len(segment) : at + len(segment) + 1]
@@ -84,8 +84,8 @@ _PROCESSBENCH = "https://huggingface.co/datasets/Qwen/ProcessBench/resolve/main/
 def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain, labelled 1 before the first wrong step, 0 at it and null after it.
 
-    `first_error` is the index of that step, -1 if there is none. `correct` tells whether the final answer is correct,
-    which may be so with a wrong step. A wrong answer without a wrong step is refused.
+    `first_error` is the index of that step, -1 if every step is right. `correct` is true if the final answer is
+    correct, even if a step is wrong. A wrong answer must have a wrong step.
     """
     first, steps = take(item, "label", int, where), take(item, "steps", list, where)
     if not -1 <= first < len(steps):
@@ -107,16 +107,17 @@ PROCESSBENCH = Reader(
 # ---- PRMBench (Song et al., arXiv 2501.03124): chains of PRM800K with one class of error written into them.
 
 _PREFIX = re.compile(r"^(Step\s*\d+\.\s*|\d+\.\s*)", re.IGNORECASE)
-"""`remove_step_prefix` of ssmisya/PRMBench, mr_eval/utils/model_utils.py."""
+"""`remove_step_prefix` in ssmisya/PRMBench, mr_eval/utils/model_utils.py."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PrmbenchOptions:
     """Attributes:
     process: the `modified` chain, which the benchmark scores, or the `original` one, whose steps are all right.
-    outside: a few records of the release name error steps beyond the chain's end: `error`, or `ignore` those numbers.
-    prefix: whether a step's number ("Step 3.", "3.") and the white space around it stay or are stripped.
-    empty: one record of the release has a step without text, which no model can score: `error`, or `drop` that step.
+    outside: a few records in the release list error steps beyond the end of the chain: `error`, or `ignore` these
+        numbers.
+    prefix: `keep` or `strip` step numbers ("Step 3.", "3.") and the white space around steps.
+    empty: one record in the release has a step without text, which no model can score: `error`, or `drop` the step.
     """
 
     process: Literal["modified", "original"] = "modified"
@@ -126,9 +127,9 @@ class PrmbenchOptions:
 
 
 def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
-    """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere, with all other keys.
+    """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere; keeps all other keys.
 
-    A chain without an error step, which only the class `multi_solutions` has, is refused under another class.
+    A chain must have an error step, unless its class is `multi_solutions`.
     """
     steps = take(item, f"{options.process}_process", list, where)
     problem = take(item, f"{options.process}_question", str, where)
@@ -169,12 +170,12 @@ _CONTROLS = ("is_quality_control_question", "is_initial_screening_question")
 
 @dataclasses.dataclass(frozen=True)
 class Prm800kOptions:
-    """Choices that the ratings leave open, without defaults.
+    """Choices that the ratings leave open; both are required.
 
     Attributes:
-      human_written: the label of a step that the labeler wrote, which has no rating. `positive` gives it +1, as
-        Lightman et al. and TRL do; `unlabelled` gives it none.
-      control_questions: `keep` or `drop` the records that checked or screened labelers. Lightman et al. dropped them.
+      human_written: the label of an unrated step written by the labeler: `positive` gives it +1, like Lightman et al.
+        and TRL; `unlabelled` leaves it without a label.
+      control_questions: `keep` or `drop` records that checked or screened labelers. Lightman et al. dropped them.
     """
 
     human_written: Literal["positive", "unlabelled"]
@@ -182,13 +183,13 @@ class Prm800kOptions:
 
 
 def parse_prm800k(item: Any, where: str, options: Prm800kOptions) -> Iterator[Record]:
-    """Yields one tree of a labelling record, or one chain of {"problem", "steps", "ratings"}.
+    """Yields one tree per labelling record, or one chain from {"problem", "steps", "ratings"}.
 
-    A node is a completion, in the order of the file. `label` is its rating. `origin` is `human` if it is rated and
-    `human_written` if the labeler wrote the step. `chosen` marks the completion from which the path continues; without
-    one, the labeler's step continues it. A completion ends a solution if it has "# Answer", or ends the path of a
-    record whose `finish_reason` is `solution`. Its `correct` is then false if a step on its path is rated -1, else
-    unknown if one is unrated, else true. Other keys are kept.
+    Nodes are the completions in file order. `label` is the rating; `origin` is `human` if the node is rated and
+    `human_written` if the labeler wrote it. `chosen` marks the completion that continues the path; if no completion is
+    chosen, the labeler's step continues it. A completion ends a solution if it contains "# Answer", or if it is the
+    last on the path and `finish_reason` is `solution`. Its `correct` is false if a step on its path is rated -1,
+    unknown if one is unrated, and true otherwise. Other keys are kept.
     """
     if isinstance(item, dict) and "ratings" in item:
         yield _chain(item, where)
@@ -252,7 +253,7 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
 
 
 def _written(step: dict, where: str, field: str) -> list[tuple[dict, bool]]:
-    """Returns the labeler's own step, if any: an object in the release, plain text in some copies."""
+    """Returns the labeler's own step as a list of at most one; some copies store it as plain text."""
     written = step.get("human_completion")
     if written is None:
         return []
@@ -294,20 +295,20 @@ PRM800K = Reader(
 
 
 _MEANT = ("problem", "steps", "labels", "samples", "nodes", "semantics", "prompt", "completions", "messages")
-"""Keys that a record gives a meaning."""
+"""Keys with a meaning in records."""
 
 
 def _labelled(
     item: Mapping, problem: str, steps: list, labels: list | None, semantics: str, known: tuple[str, ...], **more: Any
 ) -> Record:
-    """Returns a chain with the item's other keys, without those that a chain gives another meaning."""
+    """Builds a chain and keeps the other keys of the item, unless they have a meaning in records."""
     chain: Record = {"problem": problem, "steps": steps, "labels": labels, **more, "semantics": semantics}
     chain = others(chain, "labels", "semantics") if labels is None else chain
     return chain | others(item, *known, *_MEANT)
 
 
 def parted(text: str, where: str, field: str) -> tuple[str, str]:
-    """Returns problem and first step of a text: at the last "Step 1:", else at the last blank line."""
+    """Splits text into problem and first step: at the last "Step 1:", or else at the last blank line."""
     starts = [match.start() for match in _FIRST.finditer(text)]
     problem, step = (text[: starts[-1]], text[starts[-1] :]) if starts else text.strip().rpartition("\n\n")[::2]
     if not problem.strip() or not step.strip():
@@ -316,7 +317,7 @@ def parted(text: str, where: str, field: str) -> tuple[str, str]:
 
 
 def _dialogue(item: Any, where: str, reply: str) -> tuple[list[str], list[str]]:
-    """Returns the user's turns and the assistant's, which take turns; a system message before them is left out."""
+    """Returns the user turns and the assistant turns, which must alternate; skips system messages."""
     turns = []
     for i, turn in enumerate(take(item, "conversations", list, where)):
         role, text = (take(turn, key, str, where, f"conversations[{i}].") for key in ("role", "content"))
@@ -331,10 +332,10 @@ def _dialogue(item: Any, where: str, reply: str) -> tuple[list[str], list[str]]:
 
 
 def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"conversations"}: a user's turn for each step, the first with the problem before it, answered by + or -.
+    """Yields one chain from {"conversations"}: each user turn is a step, and the assistant answers + or -.
 
-    The problem ends at "Step 1:" (the Mistral data), else at the last blank line (the Deepseek data, whose steps hold
-    none). Labels are of Monte Carlo rollouts: semantics `value`.
+    The first turn also holds the problem, which ends at "Step 1:" (Mistral data) or at the last blank line (Deepseek
+    data). Labels come from Monte Carlo rollouts: semantics `value`.
     """
     steps, signs = _dialogue(item, where, "an assistant's + or -")
     problem, first = parted(steps[0], where, "conversations[0].content")
@@ -351,10 +352,10 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
 
 
 def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"text", "value"}: problem and steps, `ки` after each or between them, and a number for each step.
+    """Yields one chain from {"text", "value"}: problem and steps separated by `ки`, and one number per step.
 
-    The numbers are rewards under entropy regularisation, 0 to 1: semantics `value`. Train on them as they are (target
-    `soft`), since `entropy` would regularise again.
+    The numbers are entropy-regularised rewards from 0 to 1: semantics `value`. Train on them with the target `soft`;
+    the target `entropy` would regularise them again.
     """
     text, values = take(item, "text", str, where), take(item, "value", list, where)
     pieces = [piece.strip() for piece in text.split(_TAG)]
@@ -371,13 +372,13 @@ def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
 
 def parse_math_aps(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields a chain or a tree of openr's files, with labels of semantics `value`.
+    """Yields a chain or a tree from openr's files, with semantics `value`.
 
-    - {"question", "process", "label": ["+"]}: a prefix of a chain, whose last step has the label. Steps are its
-      paragraphs. + stands for a Monte Carlo value above one half. Prefixes of one problem are records of their own.
-    - {"question", "process", "labels"}: a chain of steps that end in a tag, with a label for each.
-    - {"question", "reasoning_steps"}: a tree: states, each `solution_prefix` with its `mc_value`, or nested nodes with
-      `text`, `mc_value` and `children`, the outermost of which is the question.
+    - {"question", "process", "label": ["+"]}: a prefix of a chain; only its last step is labelled. Steps are
+      paragraphs. + means a Monte Carlo value above one half. Each prefix is a separate record.
+    - {"question", "process", "labels"}: a chain with a tag after each step, and one label per step.
+    - {"question", "reasoning_steps"}: a tree, either as a list of states with `solution_prefix` and `mc_value`, or as
+      nested nodes with `text`, `mc_value` and `children`, where the root is the question.
     """
     if isinstance(item, Mapping) and ("reasoning_steps" in item or "children" in item):
         yield _aps_tree(item, where)
@@ -408,7 +409,7 @@ def _aps_tree(item: Mapping[str, Any], where: str) -> Record:
 
 
 def _states(states: list, problem: str, where: str) -> list[dict]:
-    """Returns the nodes of states that each repeat their prefix: the parent is the longest other state in it."""
+    """Builds nodes from states that repeat their prefix; the parent is the longest other state that is a prefix."""
     texts: dict[str, float | None] = {}
     for i, state in enumerate(states):
         field = f"reasoning_steps[{i}]."
@@ -431,7 +432,7 @@ def _states(states: list, problem: str, where: str) -> list[dict]:
 
 
 def _nested(root: Mapping[str, Any], where: str) -> list[dict]:
-    """Returns the nodes below the outermost one, each before its children."""
+    """Returns the nodes below the root, each before its children."""
     nodes: list[dict] = []
     waiting = [(root, -1, "reasoning_steps.")]
     while waiting:
@@ -450,10 +451,10 @@ def _nested(root: Mapping[str, Any], where: str) -> list[dict]:
 
 
 def parse_versa_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"question", "chain_of_thoughts", "labels"}, the two lists as such or as text: 1 is correct, -1 is not.
+    """Yields one chain from {"question", "chain_of_thoughts", "labels"}: 1 is correct, -1 is not.
 
-    The answer's correctness is `correct` if `parsed_answer_correctness` says it. Other keys are kept. The files that
-    its training reads have a list of {"steps", "labels"}, a chain each; one whose labels are null or absent has none.
+    The lists may be written as text. `parsed_answer_correctness` becomes `correct`. If `chain_of_thoughts` is a list of
+    {"steps", "labels"}, each is a chain; its labels may be null or absent. Other keys are kept.
     """
     problem, thoughts = take(item, "question", str, where), _list(item, "chain_of_thoughts", where)
     known = ("question", "chain_of_thoughts", "correct")
@@ -479,7 +480,7 @@ def _ones(labels: list, steps: list, where: str, field: str) -> list[float]:
 
 
 def _list(item: Any, key: str, where: str) -> list:
-    """Returns a list that may be written as text, as Python writes it. Nothing is executed."""
+    """Returns a list that may be written as Python text, without executing it."""
     value = take(item, key, (list, str), where)
     value = literal(value) if isinstance(value, str) else value
     if not isinstance(value, list):
@@ -493,14 +494,14 @@ def _list(item: Any, key: str, where: str) -> list:
 @dataclasses.dataclass(frozen=True)
 class ActPrmOptions:
     """Attributes:
-    labels: which of the two lists are the labels.
+    labels: the list to use as labels.
     """
 
     labels: Literal["hard_labels", "soft_labels"] = "hard_labels"
 
 
 def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Record]:
-    """Yields {"question", "steps", "hard_labels" or "soft_labels"}: steps beyond the labels have none."""
+    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; missing labels become None."""
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):
         reason = f"has {len(labels)} labels for {len(steps)} steps"
@@ -517,10 +518,10 @@ _VERDICT = re.compile(r"\\boxed\{\s*(Yes|No)\s*\}")
 
 
 def parse_genprm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"conversations"}: a user's turn for each step, answered by a critique whose last box is Yes or No.
+    """Yields one chain from {"conversations"}: each user turn is a step, answered by a critique.
 
-    The first turn is "Question: ", the problem, a blank line and the first step. Critiques are left out: `jprm label
-    critique` keeps those of a judge. Labels are 1 for Yes and 0 for No.
+    The last box in a critique must be Yes (label 1) or No (label 0). The first turn is "Question: ", the problem, a
+    blank line and the first step. Critiques are not stored; `jprm label critique` stores those of a judge.
     """
     steps, critiques = _dialogue(item, where, "a critique")
     problem, first = parted(_QUESTION.sub("", steps[0]), where, "conversations[0].content")
@@ -541,10 +542,10 @@ _STEP = re.compile(r"(?m)^(?=Step \d+\s*:)")
 
 
 def parse_ultra_interact(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"trajectory", "chosen", "rejected"} as a pool of two samples, which are correct and incorrect.
+    """Yields one pool of two samples from {"trajectory", "chosen", "rejected"}: one correct, one incorrect.
 
-    The problem is the one turn before them. A trajectory of several turns, with a tool's answers, is refused: it is no
-    chain. Steps begin with "Step 1:", or a sample is one step.
+    `trajectory` must have exactly one turn, the problem; longer ones hold tool answers and are refused. Steps begin
+    with "Step 1:", "Step 2:" etc.; without these a sample is one step.
     """
     turns = take(item, "trajectory", list, where)
     if len(turns) != 1:

@@ -1,8 +1,8 @@
-"""Token trees on disk: the cache of one machine, and shards for data that no machine is to hold whole.
+"""Token trees on disk: a cache on one machine, and shards for data that no machine should hold as a whole.
 
-Reading and tokenising records takes most of a host's time. Trees that are stored need neither. The cache (`data.cache`)
-is a folder of one shard. `jprm tokenise` writes shards of equal size into a folder or bucket; every process reads those
-of its own streams, and copies them to its disk where they are in a bucket.
+Reading and tokenising records takes most of the host's time; stored trees skip both. The cache (`data.cache`) is a
+folder with one shard. `jprm tokenise` writes shards of equal size into a folder or bucket. Each process reads only the
+shards in its own streams, and copies them to its disk if they are in a bucket.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train.batches import check_supervision, tokens_of, trees_depend_on
 
 CACHE_VERSION = 1
-"""Of the format, and of what `token_tree` makes: another version makes the trees again."""
+"""Version of the format and of the trees that `token_tree` builds. Must be raised if either changes."""
 
 # ------------------------------------------------------------------------------------------------------------- one file
 # A shard is an ArrayRecord file of trees, one a record: five int32 (its tokens, runs, steps and bytes of the name, and
@@ -57,7 +57,7 @@ _FIELDS = {
     "label_M": ("steps", np.float32),
     "weight_M": ("steps", np.float32),
 }
-"""How many elements an array of a tree has, and its type."""
+"""For each array of a tree: the count that gives its length, and its dtype."""
 
 _WRITE, _READ = "group_size:1,zstd:1", "readahead_buffer_size:0,max_parallelism:0"
 
@@ -67,7 +67,7 @@ def shard_name(index: int, count: int) -> str:
 
 
 def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Sequence[str]) -> dict[str, int]:
-    """Writes trees into a file of this machine. Returns counts of records, tokens, steps and labelled steps."""
+    """Writes trees into a local file; returns the counts `records`, `tokens`, `steps` and `labelled`."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
     counts = collections.Counter(records=0, tokens=0, steps=0, labelled=0)
@@ -86,7 +86,6 @@ def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Seq
 
 
 def _read_tree(record: bytes, extras: Sequence[str]) -> TokenTree:
-    """Returns the tree of a record of a shard."""
     *lengths, problem = np.frombuffer(record, "<i4", 5).tolist()
     sizes: dict[str, int] = dict(zip(("tokens", "runs", "steps", "name"), lengths, strict=True))
     start = 20
@@ -104,16 +103,16 @@ def _read_tree(record: bytes, extras: Sequence[str]) -> TokenTree:
 
 
 def _stored(dtype: type) -> np.dtype:
-    """Returns the type in the files, little-endian."""
+    """Returns the little-endian dtype on disk."""
     return np.dtype(np.int32 if dtype is np.int64 else dtype).newbyteorder("<")
 
 
 class TokenTrees(Sequence[TokenTree]):
-    """The trees of a folder of shards, by index, each read when it is asked for. Raises ValueError as `check_version`.
+    """The trees in a folder of shards, by index; each is read on access. Raises ValueError like `check_version`.
 
     Attributes:
-      about: what the trees depend on (`jprm.train.batches`).
-      records: of each shard.
+      about: the settings that the trees depend on (`jprm.train.batches`).
+      records: the number of records in each shard.
     """
 
     def __init__(self, folder: str | os.PathLike):
@@ -145,7 +144,7 @@ class TokenTrees(Sequence[TokenTree]):
         return self.__dict__ | {"_last": (-1, None)}  # a reader stays in its process
 
     def open(self, shard: int) -> Any:
-        """Returns a reader of one shard, which is copied to this machine first where it is in a bucket."""
+        """Opens a reader of one shard, copying the shard to this machine first if it is in a bucket."""
         from array_record.python.array_record_module import ArrayRecordReader
 
         while True:
@@ -172,7 +171,7 @@ class TokenTrees(Sequence[TokenTree]):
         return _read_tree(reader.read([record])[0], self.about["extras"])
 
     def fetch(self, shard: int) -> pathlib.Path:
-        """Returns the file of a shard on this machine."""
+        """Returns the local path of a shard."""
         return pathlib.Path(self.folder / shard_name(shard, len(self.records)))
 
 
@@ -182,11 +181,11 @@ class TokenTrees(Sequence[TokenTree]):
 def cached_trees(
     folder: str | os.PathLike, trees: Iterable[TokenTree], total: int, about: Mapping[str, Any]
 ) -> TokenTrees:
-    """Returns the trees from the place in `folder` that is named by all they depend on, written first where absent.
+    """Returns the trees cached in `folder` for the settings `about`; writes them first if absent.
 
     Args:
-      trees: asked for only where they are not there yet.
-      about: what the trees depend on, as JSON; their `extras` among it.
+      trees: consumed only if the cache is empty.
+      about: the JSON settings that the trees depend on, including their `extras`.
     """
     if is_remote(folder):
         raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
@@ -200,7 +199,7 @@ def cached_trees(
 
 
 def write_trees(folder: pathlib.Path, trees: Iterable[TokenTree], about: Mapping[str, Any]) -> None:
-    """Writes the trees into a folder, which must exist, as one shard; the index last."""
+    """Writes the trees as one shard, then the index. The folder must exist."""
     counts = write_shard(folder / shard_name(0, 1), trees, about["extras"])
     write_json(folder / SHARDS, {"version": CACHE_VERSION, "about": about, "shards": [counts]})
 
@@ -210,20 +209,20 @@ def write_trees(folder: pathlib.Path, trees: Iterable[TokenTree], about: Mapping
 # shard is a sample of all data.
 
 TOGETHER = 4
-"""Shards whose trees a stream shuffles with each other."""
+"""Shards whose trees are shuffled together in a stream."""
 
 
 class TokenShards(TokenTrees):
-    """The trees of a folder that `jprm tokenise` wrote, also endlessly in the order of a stream (`stream`).
+    """The trees in a folder written by `jprm tokenise`; `stream` returns them in an endless order.
 
     Args:
-      folder: on this machine or in a bucket.
-      about: what the trees must depend on (`jprm.train.batches`), or None for any.
-      cache: for shards in a bucket, the folder of this machine that they are copied to.
-      most: bytes of the cache, over all that use it.
+      folder: a local folder or a bucket.
+      about: the settings that the trees must depend on (`jprm.train.batches`), or None to accept any.
+      cache: the local folder for copies of shards in a bucket.
+      most: the size limit of the cache in bytes, shared by all its users.
 
     Raises:
-      ValueError: the shards are of another version, or were made of something else than `about`.
+      ValueError: the shards have another version, or were made with settings other than `about`.
     """
 
     def __init__(
@@ -238,23 +237,23 @@ class TokenShards(TokenTrees):
         self._cache = (pathlib.Path(cache or cache_folder("tokens")), most)
 
     def fetch(self, shard: int) -> pathlib.Path:
-        """Returns the file of a shard on this machine."""
+        """Returns the local path of a shard, downloading it if needed."""
         if self.folder.here is True:
             return super().fetch(shard)
         name = shard_name(shard, len(self.records))
         return fetched(self.folder / name, f"{self._id}-{name}", *self._cache)
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
-        """Returns the endless order of trees of stream k of n."""
+        """Returns the endless order of trees for stream k of n; `stream` is (k, n)."""
         return grain.MapDataset.range(sys.maxsize).map(ShardOrder(self, seed, stream))
 
 
 class ShardOrder:
-    """Tree number i of stream k of n, for any i: a function of only the seed, the shards, k and n.
+    """Maps i to the i-th tree of stream k of n; depends only on the seed, the shards, k and n.
 
-    The shards of all epochs, each in an order of its own, are one endless sequence. Stream k takes its elements k,
-    k + n, k + 2 n and so on, so that a process reads the shards of its own streams and an epoch is divided between
-    them. It shuffles the trees of `TOGETHER` shards with each other (of fewer, where streams have fewer in an epoch).
+    The shards of all epochs, reshuffled each epoch, form one endless sequence. Stream k takes its elements k, k + n, k
+    + 2n, ..., so each process reads only its own shards. The trees of `TOGETHER` consecutive shards are shuffled
+    together (fewer if a stream has fewer per epoch).
     """
 
     def __init__(self, shards: TokenShards, seed: int, stream: tuple[int, int]):
@@ -281,7 +280,7 @@ class ShardOrder:
         return self._shards.read(readers[member], place - starts[member])
 
     def members(self, group: int) -> list[int]:
-        """Returns the shards of a group."""
+        """Returns the shard indices of a group."""
         (k, n), count, trees = self._stream, len(self._shards.records), []
         for i in range(group * self._together, (group + 1) * self._together):
             epoch, place = divmod(k + n * i, count)
@@ -304,10 +303,10 @@ class ShardOrder:
 
 
 def fetched(remote: Remote, name: str, cache: pathlib.Path, most: float) -> pathlib.Path:
-    """Returns the copy of an object in the cache. Copies make room for it, those that were used longest ago first.
+    """Returns the cached copy of a remote object, downloading it if needed; evicts the least recently used copies.
 
-    A process that still reads a copy which was removed goes on reading it. Of threads that ask for the same copy one
-    makes it, and the others wait.
+    A process can go on reading an evicted copy that it has open. If several threads ask for the same copy, one
+    downloads it and the others wait.
     """
     path = cache / name
     with _copying(path):
@@ -332,7 +331,7 @@ def _copying(path: pathlib.Path) -> threading.Lock:
 
 
 def _make_room(cache: pathlib.Path, most: float) -> None:
-    """Removes the copies that were used longest ago, until the others have at most so many bytes."""
+    """Removes the least recently used copies until the cache has at most `most` bytes."""
     files = []
     for path in cache.glob("*.array_record"):
         with contextlib.suppress(FileNotFoundError):  # another process removed it
@@ -351,17 +350,17 @@ def _make_room(cache: pathlib.Path, most: float) -> None:
 # missing; several machines write a part each. Whoever finds all shards there writes the folder's index.
 
 TOKENS = 1 << 24
-"""Of a shard, about: 40 MB compressed."""
+"""The approximate tokens per shard, about 40 MB compressed."""
 
 WHOLE = Shard(0, 1)
 
 SAMPLE = 256
-"""Records that are tokenised to tell how many shards there are to be."""
+"""Records tokenised to estimate the number of shards."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenised:
-    """What the shards of a folder hold. `written` of `shards` are there; fewer while other parts are being written."""
+    """Totals of the folder. `written` is below `shards` while other machines still write their parts."""
 
     shards: int
     written: int
@@ -381,19 +380,19 @@ def tokenise(
     workers: int | None = None,
     part: Shard = WHOLE,
 ) -> Tokenised:
-    """Writes the token trees of records, shuffled, into a folder of shards; continues one that was stopped.
+    """Writes the token trees of shuffled records into a folder of shards; resumes an interrupted run.
 
     Args:
-      experiment: says how: its tokenizer, `data.supervise`, `data.extras`, `data.weight` and target.
+      experiment: provides the tokenizer, target, `data.supervise`, `data.extras` and `data.weight`.
       out: the folder, also in a bucket.
       source: prepared folders and JSON Lines files; by default `data.train`. Each worker holds a JSON Lines file in
-        memory, and reads a prepared folder as it goes.
-      shards: by default as many as give each `TOKENS`.
-      workers: processes; by default one for each core.
-      part: writes only each `part.count`-th shard.
+        memory, but streams a prepared folder.
+      shards: by default chosen so that each has about `TOKENS` tokens.
+      workers: processes; by default one per core.
+      part: writes only every `part.count`-th shard, so that several machines can share the work.
 
     Raises:
-      ValueError: a record that the target does not take, no records, or `out` holds something else.
+      ValueError: the target rejects a record, there are no records, or `out` holds something else.
     """
     check_supervision(experiment)
     out, source = path_of(out), list(source or experiment.data.train)
@@ -431,17 +430,17 @@ def tokenise(
 
 
 def _records(source: Sequence[str]) -> Any:
-    """Returns the records of all files, by index."""
+    """Concatenates the records of all files."""
     return grain.MapDataset.concatenate([grain.MapDataset.source(data.load(file)) for file in source])
 
 
 def _shuffled(count: int) -> np.ndarray:
-    """Returns the order of records in the shards, the same whatever is written with them."""
+    """Returns the fixed order of records in the shards."""
     return np.random.default_rng(0).permutation(count)
 
 
 def _claimed(out: Place, request: dict[str, Any]) -> bool:
-    """Writes the request into the folder. Returns whether all is there. Raises ValueError where another one is."""
+    """Writes or checks the request in the folder; returns whether all shards are complete."""
     mark = out / REQUEST
     if not mark.exists():
         if out.exists() and out.files():
@@ -456,16 +455,16 @@ def _claimed(out: Place, request: dict[str, Any]) -> bool:
 
 
 def _manifest(out: Place, name: str) -> Place:
-    """Returns the file that says what a shard holds, which is written after it."""
+    """Returns the path of the JSON file with the counts of a shard; it is written after the shard."""
     return out / f"{name}.json"
 
 
 _WORKER: list[Any] = []
-"""Of a worker process: what it needs for each of its shards."""
+"""State of a worker process, set by `_start`."""
 
 
 def _written(settings: tuple[Experiment, list[str], Place, int], missing: list[int], workers: int) -> Iterator[int]:
-    """Writes shards; yields each one's index when it is whole."""
+    """Writes the missing shards; yields the index of each when complete."""
     if workers == 1:
         _start(*settings)
         yield from map(_write, missing)

@@ -1,8 +1,8 @@
-"""ATIF, the Agent Trajectory Interchange Format of Harbor: read as trajectories, and written back with scores.
+"""ATIF, Harbor's Agent Trajectory Interchange Format: reads trajectories, and writes scores back into documents.
 
-A document has `steps` of the system, the user and the agent; an agent's step is a turn, with the results of its calls
-after it. `scored` puts each turn's score into `extra` of its step, under the key `jprm`, and what gave the scores into
-`extra` of the document, which is where the format lets extensions stand. All other bytes stay as they are.
+A document has `steps` by the system, the user and the agent. An agent's step is a turn; the results of its calls follow
+it. `scored` writes each turn's score to `extra.jprm` of its step, and the description of the scorer to `extra.jprm` of
+the document. All other bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from jprm.methods.data.reader import NoOptions, Reader, Record, take
 from jprm.methods.messages.messages import call_of, text_of_parts
 
 VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
-"""The versions of the format that are read: each has the fields of the one before it, and more."""
+"""Supported versions; each only adds fields to the one before."""
 
 KEY = "jprm"
-"""The key in `extra` of steps and documents that is jprm's."""
+"""jprm's key in `extra` of steps and documents."""
 
 _AGENTS_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
 
 
 def parse_atif(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields the trajectory of a document, then those of the subagents inside it, each before its own.
+    """Yields the trajectory of a document, then the trajectories of its subagents.
 
-    The message of a step is its text. Results of calls are messages of tools; results of no call, and those of a step
-    of the system or the user, are the user's. A result that only refers to a subagent's trajectory is no message. The
-    outcome is `extra.outcome` or `extra.reward` of the document, else its `total_reward` or `reward`. A turn keeps the
-    `mc_return` of its step, and the `reward` of its step or of steps of the environment after it, as google/tunix
-    writes them. `session_id` and `trajectory_id` stay, and the agent's name, version and model as `agent`.
+    The message of a step is its text. Call results become tool messages; results without a call, and results in system
+    or user steps, become user messages. A result that only refers to a subagent's trajectory is skipped. The outcome is
+    `extra.outcome` or `extra.reward` of the document, or else `total_reward` or `reward`. A turn keeps the `mc_return`
+    and `reward` of its step, plus the rewards of the environment steps after it (as google/tunix writes them).
+    `session_id`, `trajectory_id` and `agent` (name, version, model) are kept.
     """
     for document, field in _documents(item, where, ""):
         yield _trajectory(document, where, field)
 
 
 def _documents(item: Any, where: str, field: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yields a document and all that are inside it, with the field that each is in."""
+    """Yields a document and all nested ones, each with its field path."""
     document = object_of(item, where, field or "record", "Write an ATIF document.")
     yield document, field and field + "."
     inside = document.get("subagent_trajectories")
@@ -89,7 +89,7 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
 
 
 def _keep_rewards(step: Mapping[str, Any], turn: Record | None, where: str, place: str) -> None:
-    """Adds the rewards of a step to the turn that earned them: its own, or the last one before it."""
+    """Adds the rewards of a step to its own turn, or else to the last turn before it."""
     rewards = {key: number_of(step[key], where, f"{place}.{key}") for key in ("reward", "mc_return")
                if step.get(key) is not None}  # fmt: skip
     if rewards and turn is None:
@@ -101,7 +101,7 @@ def _keep_rewards(step: Mapping[str, Any], turn: Record | None, where: str, plac
 
 
 def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
-    """Returns the message of a step, and those of its observation."""
+    """Returns the message of a step, followed by the messages of its observation."""
     source = step.get("source")
     if source not in ("system", "user", "agent"):
         raise RecordError(where, place + ".source", f"is {source!r}", "Use system, user or agent.")
@@ -149,7 +149,7 @@ def _results(observation: Any, ids: Mapping[str, None], where: str, place: str) 
 
 
 def is_atif(path: str | os.PathLike) -> bool:
-    """Returns whether a file holds ATIF documents: one, one a line, or a list of them."""
+    """Whether a file holds ATIF documents: one, one per line, or a list."""
     with path_of(path).reading() as file, jsonl.unzipped(file, path) as content:
         return _VERSION.search(content.read(1 << 20)) is not None
 
@@ -168,9 +168,9 @@ def _text_of_file(path: str | os.PathLike) -> str:
 
 
 def documents(text: str, where: str) -> list[tuple[int, int]]:
-    """Returns where each document of a text begins and ends: one, one after another, or a list of them.
+    """Returns the (begin, end) offsets of each document in a text: one, several in a row, or a list.
 
-    Raises RecordError, with the line, for what is no JSON and where there is no document.
+    Raises RecordError, with the line, if the text is not JSON or has no document.
     """
     at, spans = _skip(text, 0), []
     listed = text.startswith("[", at)
@@ -194,7 +194,7 @@ def documents(text: str, where: str) -> list[tuple[int, int]]:
 
 
 def records_of(path: str | os.PathLike) -> list[list[Record]]:
-    """Returns the trajectories of each document of a file. Raises RecordError."""
+    """Returns the trajectories of each document in a file. Raises RecordError."""
     text, records = _text_of_file(path), []
     line, seen = 1, 0
     for begin, end in documents(text, os.fspath(path)):
@@ -205,9 +205,10 @@ def records_of(path: str | os.PathLike) -> list[list[Record]]:
 
 
 def scored(path: str | os.PathLike, trajectories: Sequence[Sequence[Record]], about: Mapping[str, Any]) -> str:
-    """Returns the text of a file with scores: of each document the trajectories of `records_of`, scored.
+    """Returns the text of an ATIF file with scores inserted.
 
-    `about` tells what gave the scores. Scores of an earlier call are replaced.
+    trajectories: the result of `records_of`, with scores added. about: describes the scorer. Earlier scores are
+        replaced.
     """
     text = _text_of_file(path)
     edits: list[tuple[int, int, str]] = []
@@ -221,7 +222,7 @@ def scored(path: str | os.PathLike, trajectories: Sequence[Sequence[Record]], ab
 
 
 def _score(text: str, at: int, records: Iterator[Record], about: Mapping[str, Any], edits: list) -> None:
-    """Adds the edits of the document at a place, and of those inside it."""
+    """Appends the edits for the document at offset `at`, and for its nested documents."""
     turns = (message for message in next(records)["messages"] if message["role"] == "assistant")
     members = {key: begin for key, begin, _ in _members(text, at)}
     for _, begin, _ in _members(text, members["steps"]):
@@ -236,7 +237,7 @@ def _score(text: str, at: int, records: Iterator[Record], about: Mapping[str, An
 
 
 def _edit(text: str, at: int, value: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Returns the edit (begin, end, new text) that sets `extra.jprm` of the object at a place."""
+    """Returns the edit (begin, end, new text) that sets `extra.jprm` of the object at offset `at`."""
     dumped = json.dumps(value, ensure_ascii=False, allow_nan=False)
     members = list(_members(text, at))
     extra = next(((begin, end) for key, begin, end in members if key == "extra"), None)
@@ -250,7 +251,7 @@ def _edit(text: str, at: int, value: Mapping[str, Any]) -> tuple[int, int, str]:
 
 
 def _appended(text: str, at: int, members: Sequence[tuple[str, int, int]], new: str) -> tuple[int, int, str]:
-    """Returns the edit that adds a member to an object, spaced as its last one."""
+    """Returns the edit that appends a member to an object, spaced like its last one."""
     if not members:
         return at + 1, at + 1, new
     before = members[-2][2] if len(members) > 1 else at
@@ -269,7 +270,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
-    """Yields (key, begin and end of the value) of the object at a place, or of the list, whose elements have no key."""
+    """Yields (key, begin, end) for each value of the object or list at offset `at`; list elements have the key ""."""
     keyed, key, at = text[at] == "{", "", _skip(text, at + 1)
     while text[at] not in "}]":
         if keyed:

@@ -1,8 +1,8 @@
-"""Sessions of Claude Code, and its `stream-json` output. A session is a tree, and its file is append-only.
+"""Sessions of Claude Code, and its `stream-json` output. A session is a tree, stored in an append-only file.
 
-A line names the line that it follows (`parentUuid`, and `logicalParentUuid` where the context was compacted). The live
-chain leads from the newest message back to the root; a branch that the user has undone is off the chain. Where the
-context was compacted the model read another text from there on, so each part is a trajectory of its own.
+A line names its parent (`parentUuid`, or `logicalParentUuid` after a compaction). The live chain leads from the newest
+message back to the root; branches that the user has undone are off the chain. After a compaction the model reads a
+summary instead of the earlier lines, so each part is a separate trajectory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Line = Mapping[str, Any]
 
 
 def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectories of a session of Claude Code, or of `claude -p --output-format stream-json`.
+    """Yields the trajectories of a session, or of `claude -p --output-format stream-json`.
 
-    Lines of one response, by its `message.id`, are one turn. A command that the user queued while the agent worked is a
-    message. The file of a subagent is a trajectory too.
+    Lines with the same `message.id` are one turn. A command that the user queued during the agent's work is a user
+    message. A subagent's own file is also read as a trajectory.
     """
     left = Leftovers(options)
     lines = _session_lines(events, left)
@@ -39,9 +39,9 @@ def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptio
 
 
 def _session_lines(events: Sequence[Event], left: Leftovers) -> list[tuple[str, Line]]:
-    """Returns the lines that are nodes of the session's tree; counts those that are no message.
+    """Returns the lines that are nodes of the session tree; counts lines without a message.
 
-    A session of Claude Code on the web is one object whose `loglines` are the lines.
+    A session of Claude Code on the web is one object with its lines in `loglines`.
     """
     lines: list[tuple[str, Any]] = []
     for place, value in events:
@@ -78,19 +78,19 @@ def _is_boundary(line: Line) -> bool:
 
 
 def _is_prompt(line: Line) -> bool:
-    """Whether a line is a message of the user's side that answers no call."""
+    """Whether a line is a user message that answers no call."""
     return _is_message(line) and line["type"] == "user" and not _results(line)
 
 
 def _is_injected(line: Line) -> bool:
-    """Whether the program wrote a message of the user's side, e.g. that a background task has ended."""
+    """Whether the program wrote this user message, e.g. to report the end of a background task."""
     origin = line.get("origin")
     kind = origin.get("kind") if isinstance(origin, Mapping) else None
     return bool(line.get("isMeta") or line.get("promptSource") == "system" or kind not in (None, "human"))
 
 
 def _queued(line: Line) -> Any:
-    """Returns the prompt of an attachment that is a queued command, else None."""
+    """Returns the prompt of a queued-command attachment, else None."""
     attachment = line.get("attachment")
     if line.get("type") != "attachment" or not isinstance(attachment, Mapping):
         return None
@@ -98,7 +98,7 @@ def _queued(line: Line) -> Any:
 
 
 def _response(line: Line) -> str | None:
-    """Returns the id of the response that a line is a part of, None for other lines."""
+    """Returns the `message.id` of an assistant line, else None."""
     key = line["message"].get("id") if _is_message(line) and line["type"] == "assistant" else None
     return key if isinstance(key, str) else None
 
@@ -120,7 +120,7 @@ def _results(line: Line) -> set[str]:
 
 
 class _Tree:
-    """The lines of a session, each at its place in the file, and which line each one follows."""
+    """The lines of a session, their places in the file, and the links between them."""
 
     def __init__(self, lines: Sequence[tuple[str, Line]]) -> None:
         self.lines = [line for _, line in lines]
@@ -137,7 +137,7 @@ class _Tree:
         return uuid if isinstance(uuid, str) else i
 
     def parts(self, left: Leftovers) -> Iterator[list[tuple[str, Line]]]:
-        """Yields the live lines of each context, in order; a uuid is there once, as its last copy has it."""
+        """Yields the live lines of each context, in order. If a uuid is repeated, its last copy is used."""
         live = self._with_siblings(self._chain())
         uuids = set(map(self._uuid, live))
         for i, line in enumerate(self.lines):
@@ -161,7 +161,7 @@ class _Tree:
         return [(self.places[i], self.lines[i]) for i in last]
 
     def _chain(self) -> list[int]:
-        """Returns the places of the lines from the root to the newest message."""
+        """Returns the indices of the lines from the root to the newest message."""
         newest = [i for i, line in enumerate(self.lines) if _is_message(line)
                   and not (line["type"] == "user" and _is_injected(line))]  # fmt: skip
         at, chain, seen = newest[-1] if newest else -1, [], set()
@@ -182,19 +182,19 @@ class _Tree:
         return chain[::-1]
 
     def _before(self, uuid: Any, i: int) -> int:
-        """Returns the place of the last copy of a uuid before a place, -1 if there is none."""
+        """Returns the index of the last copy of a uuid before line i, or -1."""
         copies = self.copies.get(uuid, []) if isinstance(uuid, str) else []
         return copies[at - 1] if (at := bisect.bisect_left(copies, i)) else -1
 
     def _copy(self, uuid: Any, i: int) -> int:
-        """Returns the place of the last copy of a uuid before a place, else of the first one after it."""
+        """Like `_before`, but falls back to the first copy after line i."""
         found = self._before(uuid, i)
         return found if found >= 0 or not isinstance(uuid, str) else self.copies.get(uuid, [-1])[0]
 
     def _parent(self, i: int) -> int:
-        """Returns the place of the line that a line follows, always before it in the file; -1 at a root.
+        """Returns the index of a line's parent, which always comes before it in the file; -1 at a root.
 
-        If the link leads nowhere, it is the line before it in the file.
+        If the link is broken, the parent is the previous line.
         """
         line = self.lines[i]
         uuid = line.get("parentUuid") or line.get("logicalParentUuid")
@@ -212,7 +212,7 @@ class _Tree:
         return at
 
     def _preserved(self, boundary: int) -> list[int]:
-        """Returns the places of messages that the model still read after a compaction."""
+        """Returns the indices of messages that a compaction kept in the context."""
         about = self.lines[boundary].get("compactMetadata")
         about = about if isinstance(about, Mapping) else {}
         named, segment = about.get("preservedMessages"), about.get("preservedSegment")
@@ -228,7 +228,7 @@ class _Tree:
         return places[::-1]
 
     def _with_siblings(self, chain: Sequence[int]) -> list[int]:
-        """Returns the chain with lines beside it that the model read: parallel calls, results, queued commands."""
+        """Adds lines beside the chain that the model read: parallel calls, their results, and queued commands."""
         on_chain = set(map(self._uuid, chain))
         answered = set().union(*(_results(self.lines[i]) for i in chain))
         children, responses = collections.defaultdict(list), collections.defaultdict(list)
@@ -258,7 +258,6 @@ class _Tree:
 
 
 def _conversation(lines: Sequence[tuple[str, Line]], left: Leftovers) -> Conversation:
-    """Returns the messages of live lines."""
     conversation, read = Conversation(left=left), []
     for place, line in lines:
         if prompt := _queued(line):
@@ -285,9 +284,9 @@ def _conversation(lines: Sequence[tuple[str, Line]], left: Leftovers) -> Convers
 
 
 def _merged(lines: Sequence[tuple[str, Line]]) -> list[list[Any]]:
-    """Returns the blocks of each line. A response's block is there once, though several lines may repeat its blocks.
+    """Returns the blocks of each line, without blocks that several lines of a response repeat.
 
-    Of two texts of which one begins the other, the longer one stays: the shorter was written while the model wrote.
+    If one text begins with another, only the longer one stays: the shorter was a snapshot while the model wrote.
     """
     owners: dict[Any, tuple[int, Any]] = {}
     merged: list[list[Any]] = [[] for _ in lines]

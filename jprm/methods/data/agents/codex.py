@@ -1,7 +1,7 @@
-"""Rollouts of Codex (`~/.codex/sessions/.../rollout-*.jsonl`): items of the Responses API, and events about them.
+"""Rollouts of Codex (`~/.codex/sessions/.../rollout-*.jsonl`): items of the Responses API, and events.
 
-A rollout is append-only: an event takes turns back, and a compaction puts another text in the place of the items before
-it. Each part between compactions is a trajectory of its own.
+A rollout is append-only. An event may roll turns back, and a compaction replaces the earlier items by a summary. Each
+part between compactions is a separate trajectory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from jprm.methods.messages.messages import call_of
 
 
 def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectories of a rollout of Codex.
+    """Yields the trajectories of a Codex rollout, or of `codex exec --json` (which lacks the prompt).
 
-    The output of `codex exec --json` is read too; it lacks the prompt.
-    All that the model wrote between two inputs is one turn. The developer and the session's instructions are the
-    system, and another agent's message is the user's.
+    All model output between two inputs is one turn. Developer messages and session instructions become system messages;
+    messages from other agents become user messages.
     """
     left = Leftovers(options)
     rollout = _Rollout(left)
@@ -55,11 +54,11 @@ _CONTEXT = (
     "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>", "<skill>",
     "<user_shell_command>", "<subagent_notification>", "<permissions instructions>", "<collaboration_mode>",
 )  # fmt: skip
-"""Beginnings of messages that Codex writes in the user's name. They begin no turn of the user."""
+"""Prefixes of messages that Codex writes in the user's name. They do not begin a user turn."""
 
 
 class _Rollout:
-    """The conversation of each part, and where each turn of the user begins."""
+    """Collects the conversation of each part and the start of each user turn."""
 
     def __init__(self, left: Leftovers) -> None:
         self.left = left
@@ -69,7 +68,7 @@ class _Rollout:
         self.turns: list[tuple[int, int]] = []  # (part, messages before it) of each of the user's turns
 
     def begin(self, meta: Mapping[str, Any]) -> None:
-        """Reads the session's id and instructions."""
+        """Reads the session id and instructions."""
         self.about |= {"session": meta["id"]} if meta.get("id") else {}
         base = meta.get("base_instructions")
         text = (base.get("text") if isinstance(base, Mapping) else base) or meta.get("instructions")
@@ -77,7 +76,7 @@ class _Rollout:
             self._instruct(text)
 
     def _instruct(self, text: str) -> None:
-        """Adds instructions of the system, unless the part begins with them already."""
+        """Adds a system message unless the part already begins with it."""
         conversation = self.parts[-1]
         if not any(message == {"role": "system", "content": text} for message in conversation.messages[:8]):
             conversation.say("system", text)
@@ -90,7 +89,7 @@ class _Rollout:
             self._instruct(text)
 
     def compact(self, payload: Mapping[str, Any], where: str) -> None:
-        """Begins a part with the text that replaces the items before it."""
+        """Begins a new part with the summary that replaces the earlier items."""
         self._begin_part()
         field, message = "payload.replacement_history", payload.get("message")
         history = list_of(payload.get("replacement_history") or [], where, field)
@@ -106,7 +105,7 @@ class _Rollout:
         self.parts[-1].say("user", _UNREADABLE)
 
     def add(self, value: Any, where: str, field: str) -> None:
-        """Adds an item of the model's history, or counts one of an unknown kind."""
+        """Adds an item of the model's history; counts it as skipped if its kind is unknown."""
         item = object_of(value, where, field, "Is this file of Codex?")
         kind, replaced = item.get("type", "message"), field != "payload"
         conversation = self.parts[-1]
@@ -127,7 +126,7 @@ class _Rollout:
                 self.turns.append((len(self.parts) - 1, before))
 
     def executed(self, value: Any, where: str) -> None:
-        """Adds a finished item of `codex exec --json`, whose calls hold their results."""
+        """Adds a finished item of `codex exec --json`; a call item also holds its result."""
         item, conversation = object_of(value, where, "item", "Is this file of Codex?"), self.parts[-1]
         kind, key = str(item.get("type")), conversation.inputs
         if kind in ("agent_message", "reasoning"):
@@ -142,7 +141,7 @@ class _Rollout:
             self.left.skip(f"item of type {kind!r}")
 
     def roll_back(self, count: Any) -> None:
-        """Takes back the user's last turns, with all that followed them. Context written for them goes too."""
+        """Removes the user's last `count` turns, everything after them, and the context written for them."""
         if not isinstance(count, int) or count < 1 or not self.turns:
             return
         part, messages = self.turns[-min(count, len(self.turns))]
@@ -160,7 +159,7 @@ _EXECUTED: dict[Any, Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]] = {
     "mcp_tool_call": lambda item: (item.get("tool"), item.get("arguments"), item.get("result") or item.get("error")),
     "web_search": lambda item: ("web_search", {"query": item.get("query")}, item.get("status") or ""),
 }
-"""The name, the arguments and the result of an item of `codex exec --json` that is a call."""
+"""For each call item of `codex exec --json`: returns the name, arguments and result."""
 
 
 def _is_context(message: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""`Conversation` makes messages of a stream of events, e.g. of items of OpenAI's Responses API."""
+"""`Conversation` builds messages from a stream of events, e.g. items of the OpenAI Responses API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jprm.methods.messages.messages import call_of, thoughts_of_blocks
 
 
 class Conversation:
-    """Messages that grow event by event: the events of one response are one turn."""
+    """A list of messages that grows event by event. All events of one response form one turn."""
 
     def __init__(self, between: str = "", left: Leftovers | None = None) -> None:
         self.between = between  # two texts of one turn
@@ -37,7 +37,7 @@ class Conversation:
 
     @property
     def waits(self) -> bool:
-        """Whether a call of the last turn lacks its answer."""
+        """Whether a call of the last turn is still unanswered."""
         return bool(self._open or self._unnamed)
 
     @property
@@ -45,7 +45,7 @@ class Conversation:
         return len(self._messages) > self.inputs
 
     def _join(self) -> None:
-        """Writes the texts of the last turn into its message: once, not with each of them."""
+        """Joins the collected texts of the last turn into its message."""
         if self._turn is not None:
             self._texts = [self.between.join(self._texts)]
             self._turn["content"] = self._texts[0]
@@ -54,18 +54,18 @@ class Conversation:
                 self._turn["reasoning_content"] = self._thoughts[0]
 
     def say(self, role: str, text: str) -> None:
-        """Adds a message of the system or the user, which ends a turn."""
+        """Adds a system or user message, which ends the current turn."""
         self._join()
         self._turn = None
         self._messages.append({"role": role, "content": text})
         self.inputs += 1
 
     def holds(self, key: Any) -> bool:
-        """Whether the last turn is of the response with this key. None is of no other response."""
+        """Whether the last turn belongs to the response `key`. None never matches."""
         return self._turn is not None and key is not None and key == self._key
 
     def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
-        """Adds text, thoughts and a call to the last turn if it is of this response, else to a new one."""
+        """Adds text, thoughts and a call to the turn of response `key`, beginning a new turn if needed."""
         if not self.holds(key) or self._turn is None:
             self._join()
             self._turn, self._texts, self._thoughts, self._key = {"role": "assistant", "content": ""}, [], [], key
@@ -82,9 +82,9 @@ class Conversation:
                 self._unnamed += 1
 
     def answer(self, call_id: Any, text: str) -> None:
-        """Adds the text that a tool answered. A text that answers no call of the last turn is the user's.
+        """Adds a tool result. If no call of the last turn matches it, it becomes a user message.
 
-        An answer without an id, or to calls without ids, is of an open call.
+        If the result or the calls have no id, it answers any open call.
         """
         call_id = call_id if isinstance(call_id, str) and call_id else None
         if call_id in self._ids:
@@ -100,16 +100,16 @@ class Conversation:
         self.inputs += 1
 
     def cut(self, count: int) -> None:
-        """Keeps the first `count` messages."""
+        """Removes all messages after the first `count`."""
         self._join()
         self._turn, self._ids, self._open, self._unnamed = None, set(), set(), 0
         self.inputs -= sum(message["role"] != "assistant" for message in self._messages[count:])
         del self._messages[count:]
 
     def add_item(self, item: Any, where: str, field: str) -> bool:
-        """Adds an item of OpenAI's Responses API; returns whether its kind is known.
+        """Adds an item of the OpenAI Responses API; returns False if its kind is unknown.
 
-        All that the model wrote between two inputs is one turn.
+        All model output between two inputs is one turn.
         """
         item = object_of(item, where, field, "Write an item of the Responses API.")
         kind = item.get("type", "message")
@@ -148,4 +148,4 @@ _CALLS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, Any]]] = {
     "tool_search_call": lambda item: ("tool_search", item.get("arguments") or {}),
     "image_generation_call": lambda item: ("image_generation", {"prompt": item.get("revised_prompt") or ""}),
 }
-"""The name and the arguments of an item that is a call."""
+"""For each call item: returns its name and arguments."""

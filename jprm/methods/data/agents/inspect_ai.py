@@ -1,4 +1,4 @@
-"""Logs of inspect-ai: JSON (`.json`), and its own format (`.eval`), which the package itself unpacks."""
+"""Logs of inspect-ai: JSON (`.json`), and its own `.eval` format, which requires the package."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from jprm.methods.messages.messages import call_of
 @dataclasses.dataclass(frozen=True)
 class InspectOptions(SessionOptions):
     """Attributes:
-    images: parts that are no text, e.g. images: `drop` puts a placeholder such as "[image]", `error` refuses the item.
-    score: the scorer whose value is the outcome, e.g. `match`; needed where a log has several.
+    images: parts without text, e.g. images: `drop` inserts a placeholder such as "[image]", `error` rejects the item.
+    score: the scorer that gives the outcome, e.g. `match`; required if a log has several.
     """
 
     score: str = ""
 
 
 def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Record | LeftOut]:
-    """Yields the samples of a log of inspect-ai, or one sample, each with its score as the outcome.
+    """Yields the samples of an inspect-ai log (or a single sample), each with its score as the outcome.
 
-    C, P, I and N, as its scorers write them, are 1, 0.5, 0 and 0. The target is the answer, and all scores stay as
-    `rewards`. A tool's error stands in the place of its output, as inspect-ai sends it to the model.
+    The scores C, P, I and N become 1, 0.5, 0 and 0. The target becomes the answer, and all scores are kept as
+    `rewards`. A tool's error replaces its output, as in the messages that inspect-ai sends to the model.
     """
     item, left = object_of(item, where, "record", "Is this file of inspect-ai?"), Leftovers(options)
     inside = "messages" not in item
@@ -75,13 +75,13 @@ def _message(message: Any, attachments: Mapping[str, Any], where: str, field: st
 
 
 def _attached(text: Any, attachments: Mapping[str, Any]) -> Any:
-    """Returns the text that an attachment holds; other values as they are."""
+    """Resolves an `attachment://` reference; returns other values unchanged."""
     prefix = "attachment://"
     return attachments.get(text[len(prefix) :], text) if isinstance(text, str) and text.startswith(prefix) else text
 
 
 def _tools(sample: Mapping[str, Any]) -> Record:
-    """Returns the tools of the sample's first call of the model that has some."""
+    """Returns the tools of the first model call that has any."""
     events = sample.get("events")
     for event in events if isinstance(events, list) else ():
         tools = event.get("tools") if isinstance(event, Mapping) and event.get("event") == "model" else None
@@ -97,7 +97,7 @@ _VALUES = {"C": 1, "P": 0.5, "I": 0, "N": 0}
 
 
 def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Record:
-    """Returns all scores as `rewards`, and the outcome, which is the named one, or the only one."""
+    """Returns all scores as `rewards`, and the outcome: the named score, or the only one."""
     scores = held if isinstance(held := sample.get("scores"), Mapping) else {}
     rewards: Record = {}
     for scorer, score in scores.items():
@@ -116,9 +116,9 @@ def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Re
 
 
 def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, JSON) for each log of a file of JSON, or each sample of an `.eval` file.
+    """Yields (number, JSON) for each log in a JSON file, or each sample in an `.eval` file.
 
-    Raises RecordError for an `.eval` file if inspect-ai is not installed or cannot read it.
+    Raises RecordError if an `.eval` file cannot be read, e.g. because inspect-ai is not installed.
     """
     local = local_copy(path)
     if not zipfile.is_zipfile(local):

@@ -1,5 +1,7 @@
-"""Logs of agents as trajectories: AgentProcessBench, the logs of OpenAI's and Anthropic's clients, rollouts of
-verifiers. `messages_of_blocks`, `trajectory_of` and `kept` are for other readers too."""
+"""Agent logs as trajectories: AgentProcessBench, OpenAI and Anthropic client logs, and verifiers rollouts.
+
+Other readers share `messages_of_blocks`, `trajectory_of` and `kept`.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,17 @@ from jprm.methods.messages.records import read_trajectory
 @dataclasses.dataclass(frozen=True)
 class AgentProcessBenchOptions:
     """Attributes:
-    missing: turns without a label: `error`, or `unlabelled`, which leaves them in without one.
+    missing: turns without a label: `error`, or `unlabelled`, which keeps them without a label.
     """
 
     missing: Literal["error", "unlabelled"] = "error"
 
 
 def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchOptions) -> Iterator[Record]:
-    """Yields a trajectory of AgentProcessBench (Fan et al. 2026, arXiv 2603.14465), its labels as ratings.
+    """Yields a trajectory of AgentProcessBench (Fan et al. 2026, arXiv 2603.14465), labelled with ratings.
 
-    `step_labels` maps the index of each turn, as text, to -1 (harmful), 0 (neutral) or 1. `final_label` is the outcome,
-    1 or -1. The problem is the `question`, by which samples of one task belong together.
+    `step_labels` maps each turn's index (as text) to -1 (harmful), 0 (neutral) or 1. `final_label`, 1 or -1, becomes
+    the outcome. `question` becomes the problem, which groups the samples of a task.
     """
     messages = [dict(message) for message in _messages(item, "messages", where)]
     labels = take(item, "step_labels", dict, where)
@@ -55,12 +57,14 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
 
 
 def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
-    """Yields a log of OpenAI's clients as a trajectory.
+    """Yields trajectories from an OpenAI client log, in one of these layouts:
 
-    {"messages", "tools"} is a chat, as its fine-tuning files have it. {"request": {"messages", "tools"}, "response":
-    {"choices"}} is a call with its answers: a trajectory for each choice, which is its last turn. {"input", "output"}
-    are items of the Responses API. {"prompt", "completion"} are a rollout's messages or texts. The developer is the
-    system.
+    - {"messages", "tools"}: a chat, e.g. from a fine-tuning file.
+    - {"request": {"messages", "tools"}, "response": {"choices"}}: a call; each choice ends a separate trajectory.
+    - {"input", "output"}: items of the Responses API.
+    - {"prompt", "completion"}: a rollout, as messages or text.
+
+    Developer messages become system messages.
     """
     item, left = object_of(item, where, "record", "Is this file of OpenAI's client?"), Leftovers(options)
     sides = item.get("request", item), item.get("response")
@@ -92,10 +96,10 @@ def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record 
 
 
 def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
-    """Yields a log of Anthropic's clients, {"system", "messages", "tools"} with perhaps a "response", as a trajectory.
+    """Yields a trajectory from an Anthropic client log: {"system", "messages", "tools"}, optionally with "response".
 
-    `thinking` becomes `reasoning_content`, `tool_use` a call, and each `tool_result` a message of the role tool. Text
-    of the user beside results comes after them.
+    `thinking` becomes `reasoning_content`, `tool_use` a call, and each `tool_result` a tool message. User text beside
+    results follows them.
     """
     left = Leftovers(options)
     request = item.get("request", item) if isinstance(item, Mapping) else {}
@@ -119,10 +123,9 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
 
 
 def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields a rollout that verifiers saves (`results.jsonl`), its reward as the outcome.
+    """Yields a rollout saved by verifiers (`results.jsonl`), with its reward as the outcome.
 
-    `prompt` and `completion` are messages, or texts. The `example_id` is kept: rollouts of one example share their
-    problem.
+    `prompt` and `completion` are messages or text. `example_id` is kept; rollouts of one example share their problem.
     """
     item = object_of(item, where, "record", "Is this file of verifiers?")
     messages = _rollout(item, where)
@@ -134,7 +137,7 @@ def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Recor
 
 
 def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
-    """Returns the messages of `prompt` and `completion`, each a list of messages, or a text of its role."""
+    """Returns the messages of `prompt` (user) and `completion` (assistant), each given as messages or text."""
     messages: list[Record] = []
     for key, role in (("prompt", "user"), ("completion", "assistant")):
         value = item.get(key)
@@ -144,14 +147,14 @@ def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
 
 
 def trajectory_of(record: Record, where: str) -> Record:
-    """Returns the record with a `segment`, so that one plain exchange is a trajectory too, checked."""
+    """Validates a trajectory and adds `segment`, so that even a single exchange is read as a trajectory."""
     return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
 
 
 def trajectories(parts: Sequence[Conversation], about: Record, where: str, left: Leftovers) -> Iterator[Record]:
-    """Yields a trajectory for each part with a turn. Raises RecordError if none has one.
+    """Yields a trajectory for each part with an agent turn. Raises RecordError if there is none.
 
-    The problem is the session's first message of the user.
+    The problem is the first user message of the session.
     """
     first = next((m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"]), None)
     written = [part for part in parts if part.has_turn]
@@ -166,11 +169,11 @@ def trajectories(parts: Sequence[Conversation], about: Record, where: str, left:
 
 
 OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
-"""Names under which logs say how a task ended, the first that is there: a number, or whether it was solved."""
+"""Keys that may hold the outcome, in order of preference. The value is a number, or true if the task was solved."""
 
 
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
-    """Returns what a log says about a trajectory beside its messages, its outcome under the record's name."""
+    """Returns the keys of a log to keep beside its messages, and its outcome under the key `outcome`."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     info = held if isinstance(held := item.get("reward_info"), Mapping) else {}  # of tau2-bench
     item = {"reward": info.get("reward"), **item}
@@ -186,14 +189,14 @@ def _tools(tools: Any, where: str) -> Record:
 
 
 def _messages(item: Any, key: str, where: str) -> Iterator[Record]:
-    """Yields the messages of a list, which may be in JSON text."""
+    """Yields the messages of a list, which may be JSON text."""
     value = decoded(item.get(key), where, key) if isinstance(item, Mapping) else None
     for i, message in enumerate(take({key: value}, key, list, where)):
         yield dict(object_of(message, where, f"{key}[{i}]", "Is the file whole?"))
 
 
 def _known_role(message: Mapping[str, Any], where: str) -> Record:
-    """Returns the message with the developer as the system, and calls that are JSON text as objects."""
+    """Renames the role developer to system, and decodes calls given as JSON text."""
     record = {key: value for key, value in message.items() if value is not None or key == "content"}
     if record.get("role") == "developer":
         record["role"] = "system"
@@ -205,9 +208,9 @@ def _known_role(message: Mapping[str, Any], where: str) -> Record:
 def messages_of_blocks(
     role: str, blocks: Sequence[Any], where: str, place: str, left: Leftovers | None = None
 ) -> list[Record]:
-    """Returns the messages of an Anthropic message's blocks. A tool of the server is a call and its result.
+    """Converts the blocks of an Anthropic message to messages. A server tool becomes a call and its result.
 
-    Raises RecordError for another kind of block, unless `left` takes it.
+    Raises RecordError if a block has another kind, unless `left` may drop it.
     """
     left = left or Leftovers(SessionOptions("error"))
     messages: list[Record] = []
@@ -254,27 +257,27 @@ def messages_of_blocks(
 
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 _SILENT = ("fallback", "container_upload", "compaction")
-"""Blocks that are notes of the server to the client."""
+"""Notes from the server to the client."""
 
 
 def _readable(value: Any) -> Any:
-    """Returns the content of a server's tool without its encrypted fields."""
+    """Removes encrypted fields from a server tool's content."""
     if isinstance(value, Mapping):
         return {key: _readable(held) for key, held in value.items() if not str(key).startswith("encrypted_")}
     return [_readable(held) for held in value] if isinstance(value, list) else value
 
 
 _ON_SERVER = ("previous_response_id", "conversation", "prompt")
-"""Fields of the Responses API that name text which a server keeps."""
+"""Fields of the Responses API that refer to text stored on the server."""
 
 _NOT_WHOLE = ("local_shell_call", "web_search_call")
-"""Calls of the Responses API whose results are no items."""
+"""Calls of the Responses API that have no result items."""
 
 
 def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str, left: Leftovers) -> list[Record]:
-    """Returns the messages of the items of OpenAI's Responses API; neighbouring items of one turn are one message.
+    """Returns the messages of Responses API items; neighbouring items of one turn are joined.
 
-    Raises RecordError for an item of another kind, and where a part of the conversation is only on the server.
+    Raises RecordError if an item has another kind, or part of the conversation is only on the server.
     """
     for key in _ON_SERVER:
         if request.get(key) or answer.get(key):

@@ -1,7 +1,7 @@
-"""Events of OpenHands, of both of its versions, as the messages that its model read.
+"""Events of OpenHands, versions 0 and 1, as the messages that its model read.
 
-Version 0 makes them in `openhands/memory/conversation_memory.py` and `events/observation/commands.py`, version 1 in the
-`to_llm_message` of each event (openhands-sdk 1.58).
+Version 0 builds them in `openhands/memory/conversation_memory.py` and `events/observation/commands.py`, version 1 in
+the `to_llm_message` of each event (openhands-sdk 1.58).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from jprm.methods.messages.messages import call_of, thoughts_of_blocks
 
 
 def parse_openhands(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectory of OpenHands' events, or one for each line of its evaluations, {"instance_id", "history"}.
+    """Yields the trajectory of OpenHands events, or one per line of its evaluations, {"instance_id", "history"}.
 
-    Events with `action` or `observation` are of version 0, those with `kind` of version 1. The calls of one response of
-    the model are one turn. A condensation is refused: the agent read another text after it.
+    Events with `action` or `observation` are version 0, events with `kind` version 1. All calls of one response are one
+    turn. A condensation is refused, because the agent read a different text after it.
     """
     left = Leftovers(options)
     if not any(isinstance(value, Mapping) and "history" in value for _, value in events):
@@ -49,7 +49,7 @@ def _of_openhands(events: Sequence[Event], about: Record, where: str, left: Left
 
 
 def _after_command(text: str, about: Any, exit_code: Any) -> str:
-    """Returns a command's output with the lines that both versions add to it, as its metadata says."""
+    """Appends the lines that both versions add to a command's output, e.g. its exit code."""
     about = about if isinstance(about, Mapping) else {"exit_code": exit_code}
     text = f"{about.get('prefix') or ''}{text}{about.get('suffix') or ''}"
     if directory := about.get("working_dir"):
@@ -66,13 +66,13 @@ _CONDENSED = "Cut the file there and read the parts as two, or give the model's 
 # ------------------------------------------------------------------------------------------------------------ version 0
 
 _SILENT_0 = ("change_agent_state", "agent_state_changed", "null", "recall", "condensation_request", "loop_recovery")
-"""Actions and observations of version 0 that are no part of what the model reads or writes."""
+"""Actions and observations of version 0 that the model neither reads nor writes."""
 
 _ADDED_0 = {
     "error": ("", "\n[Error occurred in processing last action]"),
     "user_rejected": ("OBSERVATION:\n", "\n[Last action has been rejected by the user]"),
 }
-"""Texts around the content of an observation."""
+"""Text before and after the content of an observation."""
 
 
 _FLAGS_0 = ("action", "action_risk", "is_confirmed", "confirmation_state", "keep_prompt", "kernel_init_code",
@@ -80,9 +80,9 @@ _FLAGS_0 = ("action", "action_risk", "is_confirmed", "confirmation_state", "keep
 
 
 def _with_arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns an event with `args`, `extras` and `source`: before 0.9 their fields stood at the event itself.
+    """Adds `args`, `extras` and `source`, which events before version 0.9 lack.
 
-    A message is the agent's if it waits for an answer, else the user's.
+    A message is the agent's if it waits for a response, else the user's.
     """
     if "args" in event or "extras" in event or "source" in event:
         return event
@@ -94,7 +94,7 @@ def _with_arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:
-    """Adds an event of version 0; returns the tools that it names."""
+    """Adds an event of version 0; returns its tools."""
     kind = str(event.get("action") or event.get("observation"))
     arguments = held if isinstance(held := event.get("args"), Mapping) else {}
     metadata = held if isinstance(held := event.get("tool_call_metadata"), Mapping) else {}
@@ -123,7 +123,7 @@ def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, f
 
 
 def _observed_0(event: Mapping[str, Any], kind: str, where: str, field: str) -> str:
-    """Returns the text of an observation of version 0."""
+    """Returns the text of a version 0 observation."""
     text = take(event, "content", str, where, field + ".")
     extras = held if isinstance(held := event.get("extras"), Mapping) else {}
     if kind == "run":
@@ -138,7 +138,7 @@ def _act_0(
     kind: str, arguments: Mapping[str, Any], metadata: Mapping[str, Any], conversation: Conversation, where: str,
     field: str,
 ) -> None:  # fmt: skip
-    """Adds an action of the agent: a message, or a call of the response that its metadata hold."""
+    """Adds an action of the agent: a message, or the call in its `model_response` metadata."""
     response = held if isinstance(held := metadata.get("model_response"), Mapping) else {}
     within = field + ".tool_call_metadata.model_response"
     choices = list_of(response.get("choices") or [], where, within + ".choices")
@@ -167,7 +167,7 @@ def _act_0(
 
 
 def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:
-    """Adds an event of version 1; returns the tools that it names. Events that the model does not read are counted."""
+    """Adds an event of version 1; returns its tools. Counts events that the model does not read."""
     kind, within, left = event["kind"], field + ".", conversation.left
     more = list_of(event.get("extended_content") or [], where, within + "extended_content")
     if kind == "SystemPromptEvent":
@@ -207,7 +207,7 @@ _OBSERVED_1 = {
     "UserRejectObservation": ("rejection_reason", "Action rejected: "),
     "AgentErrorEvent": ("error", ""),
 }
-"""Events that answer a call: the field of their text, and the words before it."""
+"""Events that answer a call: the field of the text, and a prefix."""
 
 
 def _part(value: Any) -> Mapping[str, Any]:
@@ -215,7 +215,7 @@ def _part(value: Any) -> Mapping[str, Any]:
 
 
 def _observed_1(event: Mapping[str, Any], left: Leftovers, where: str, within: str) -> str:
-    """Returns the text of an observation, as its `to_llm_content` makes it."""
+    """Returns the text of an observation, like its `to_llm_content`."""
     observation = take(event, "observation", dict, where, within)
     key = next((key for key in ("content", "output", "result", "text") if observation.get(key) is not None), None)
     if key is None:
@@ -231,7 +231,7 @@ def _observed_1(event: Mapping[str, Any], left: Leftovers, where: str, within: s
 
 
 def _thoughts(message: Mapping[str, Any], where: str, field: str) -> str:
-    """Returns a response's thoughts: its reasoning, else blocks of Anthropic's API, else an item of OpenAI's."""
+    """Returns a response's reasoning, from the first source that has any."""
     item = held if isinstance(held := message.get("responses_reasoning_item"), Mapping) else {}
     sources = [(message, "reasoning_content"), (message, "thinking_blocks"), (item, "content"), (item, "summary")]
     for source, key in sources:
@@ -245,7 +245,7 @@ def _thoughts(message: Mapping[str, Any], where: str, field: str) -> str:
 
 
 def _tool(tool: Any) -> Mapping[str, Any]:
-    """Returns a tool's schema, of a chat or of version 1's own form."""
+    """Converts a tool schema, given in the chat form or in version 1's own."""
     if not isinstance(tool, Mapping) or "function" in tool:
         return tool
     function = {"name": tool.get("name", tool.get("title")), "description": tool.get("description") or ""}

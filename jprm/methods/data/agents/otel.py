@@ -1,7 +1,7 @@
-"""Traces of generative AI: spans and events of OpenTelemetry, by the conventions that instrumentations write.
+"""Generative AI traces: OpenTelemetry spans and events, in the conventions of common instrumentations.
 
-`CONVENTIONS` names the attributes of each. A value may be an object, JSON text, or spread over numbered attributes
-(`llm.input_messages.0.message.content`); messages have parts, contents, or the fields of a chat.
+`CONVENTIONS` lists the attribute names. A value may be an object, JSON text, or numbered attributes such as
+`llm.input_messages.0.message.content`. Messages have parts, contents, or chat fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jprm.methods.messages.messages import THOUGHTS, call_of, decoded
 
 
 class Convention(NamedTuple):
-    """Names of a convention's attributes."""
+    """Attribute names of one convention."""
 
     name: str
     asked: str  # the messages that the model read
@@ -46,15 +46,16 @@ _UNREAD = {
     "gcp.vertex.agent.llm_request": "Google's ADK", "traceloop.entity.input": "Traceloop's workflows",
     "mlflow.spanInputs": "MLflow", "lk.chat_ctx": "LiveKit", "weave": "Weave", "inputs": "LangSmith",
 }  # fmt: skip
-"""Attributes that may hold a conversation and are not read, with the convention that the error names."""
+"""Attributes that may hold a conversation but are not supported, with the name shown in the error."""
 
 
 def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
-    """Yields the calls of a model in a trace as trajectories.
+    """Yields the model calls in a trace as trajectories.
 
-    An item is one span or event, an export of OTLP, {"resourceSpans": ...} or {"resourceLogs": ...}, {"spans": ...}, or
-    Langfuse's {"trace", "observations"}; spans without messages are left out. Each answer ends a trajectory. The last
-    call of a trace holds the whole conversation. Spans of any-agent hold only new messages: they are one trajectory.
+    An item is one span or event, an OTLP export ({"resourceSpans": ...} or {"resourceLogs": ...}), {"spans": ...}, or
+    Langfuse's {"trace", "observations"}. Spans without messages are left out. Each answer ends a trajectory; the last
+    call of a trace holds the whole conversation. any-agent spans hold only new messages, so together they are one
+    trajectory.
     """
     item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
     left = Leftovers(options)
@@ -91,7 +92,6 @@ def _of_call(
     span: Mapping[str, Any], attributes: Record, names: Convention, asked: Sequence[Record],
     answers: Sequence[list[Record]], where: str, left: Leftovers,
 ) -> Iterator[Record]:  # fmt: skip
-    """Yields the trajectory of each answer of a call."""
     messages: list[Record] = []
     if instructions := attributes.get(names.system):
         parts = list_of(decoded(instructions, where, names.system), where, names.system)
@@ -103,7 +103,7 @@ def _of_call(
 
 
 def _nothing_read(spans: Sequence[Record], where: str) -> RecordError:
-    """Returns the error for a trace without a conversation that is read, which names what is there."""
+    """Builds the error for a trace without a readable conversation; it names the attributes found."""
     keys = [f"{key}." for attributes in spans for key in attributes]
     unread = {name.asked: f"{name.name}, without an answer" for name in CONVENTIONS} | _UNREAD
     there = [f"{name} ({about})" for name, about in unread.items() if any(key.startswith(f"{name}.") for key in keys)]
@@ -117,11 +117,11 @@ def _nothing_read(spans: Sequence[Record], where: str) -> RecordError:
 # ----------------------------------------------------------------------------------------------- spans and their values
 
 _WITHIN = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "events")
-"""Lists of OTLP's JSON in which spans and events are, from the outside in."""
+"""Nested lists of OTLP JSON, from the outermost to the innermost."""
 
 
 def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], Record]]:
-    """Yields the spans and events of an item with their attributes by name."""
+    """Yields each span and event of an item with its attributes by name."""
     if isinstance(observations := item.get("observations"), list):
         yield from (
             _of_langfuse(observation, where) for observation in observations if isinstance(observation, Mapping)
@@ -144,7 +144,7 @@ def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, A
 
 
 def _of_langfuse(observation: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Record]:
-    """Returns an observation of Langfuse's export as a span; the input and output of a model's call are attributes."""
+    """Converts a Langfuse observation to a span; a generation gets its input and output as attributes."""
     metadata = decoded(observation.get("metadata"), where, "metadata")
     attributes = metadata.get("attributes") if isinstance(metadata, Mapping) else None
     attributes = dict(attributes) if isinstance(attributes, Mapping) else {}
@@ -155,7 +155,7 @@ def _of_langfuse(observation: Mapping[str, Any], where: str) -> tuple[Mapping[st
 
 
 def _any_value(value: Any) -> Any:
-    """Returns what a value of OTLP's JSON (`AnyValue`) holds."""
+    """Decodes an OTLP `AnyValue`."""
     if not isinstance(value, Mapping):
         return value
     kind, held = next(iter(value.items()), ("", None))
@@ -171,7 +171,7 @@ def _any_value(value: Any) -> Any:
 
 
 def _flat(attributes: Mapping[str, Any], prefix: str = "") -> Record:
-    """Returns the attributes with dotted names for those that are objects, e.g. of Phoenix's export."""
+    """Flattens nested attributes to dotted names, e.g. from a Phoenix export."""
     flat: Record = {}
     for key, value in attributes.items():
         if isinstance(value, Mapping) and (prefix or key in ("llm", "gen_ai", "ai", "openinference")):
@@ -182,7 +182,7 @@ def _flat(attributes: Mapping[str, Any], prefix: str = "") -> Record:
 
 
 def _value(attributes: Mapping[str, Any], name: str, where: str) -> Any:
-    """Returns the value of an attribute, from JSON text, or from the attributes below its name."""
+    """Returns an attribute, decoding JSON text or collecting the numbered attributes below its name."""
     if (value := attributes.get(name)) is not None:
         return _json(value, name, where)
     below = {key[len(name) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{name}.")}
@@ -202,7 +202,7 @@ def _value(attributes: Mapping[str, Any], name: str, where: str) -> Any:
 
 
 def _lists(tree: Any) -> Any:
-    """Returns a tree of objects whose keys are numbers as lists."""
+    """Converts objects with numeric keys to lists, recursively."""
     if not isinstance(tree, dict):
         return tree
     inner = {key: _lists(value) for key, value in tree.items()}
@@ -212,7 +212,7 @@ def _lists(tree: Any) -> Any:
 
 
 def _json(value: Any, name: str, where: str) -> Any:
-    """Returns the value of JSON text of an object or a list; other text as it is."""
+    """Decodes text that begins like a JSON object or list; returns other values unchanged."""
     return decoded(value, where, name) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
 
 
@@ -222,7 +222,7 @@ _EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|choice)")
 def _calls_of_events(
     spans: Sequence[tuple[Mapping[str, Any], Record]], read: Collection[int], where: str
 ) -> Iterator[tuple[int, Mapping[str, Any], Record]]:
-    """Yields calls whose messages are events, of the conventions before 1.37 and of pydantic-ai's `events`."""
+    """Yields calls with their messages in events: conventions before 1.37, and pydantic-ai's `events`."""
     groups: dict[Any, list[Any]] = collections.defaultdict(list)
     holders: dict[Any, Mapping[str, Any]] = {}
     for place, (span, attributes) in enumerate(spans):
@@ -248,7 +248,7 @@ def _calls_of_events(
 
 
 def _answers(value: Any, name: str, where: str, left: Leftovers) -> list[list[Record]]:
-    """Returns the messages of each answer; items of the Responses API are one answer."""
+    """Returns the messages of each answer; items of the Responses API form one answer."""
     if isinstance(value, list) and not _are_items(value):
         answers = [_messages(answer, "assistant", where, f"{name}[{i}]", left) for i, answer in enumerate(value)]
         merged = [answer for answer in answers if answer]
@@ -268,11 +268,11 @@ def _are_items(value: Sequence[Any]) -> bool:
 
 
 _INNER = ("messages", "contents", "message", "output", "candidates")
-"""Fields of an object that hold its messages: of requests and responses."""
+"""Fields of requests and responses that may hold the messages."""
 
 
 def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> list[Record]:
-    """Returns the messages of a value: a text, a message, a list of them, or a request or response that holds them."""
+    """Converts text, a message, a list of messages, or a request or response object to messages."""
     if value is None or value == "":
         return []
     if isinstance(value, str):
@@ -302,7 +302,7 @@ _CALLS = ("tool_calls", "toolCalls")
 
 
 def _message(message: Mapping[str, Any], role: str, where: str, name: str, left: Leftovers) -> list[Record]:
-    """Returns the messages of one message: of a chat, of parts, or of an event."""
+    """Converts one chat message, message with parts, or event. Tool results become separate messages."""
     event = _EVENT.fullmatch(str(message.get("event.name")))
     said = message.get("role") or (event and event[1]) or role
     role = _ROLES.get(str(said), str(said))
@@ -334,7 +334,7 @@ def _message(message: Mapping[str, Any], role: str, where: str, name: str, left:
 
 
 def _call(value: Any, where: str, name: str) -> Record:
-    """Returns a call of any convention in the form of a message."""
+    """Converts a call from any convention."""
     call = object_of(value, where, f"{name}.tool_calls", "Write a call's object.")
     call = held if isinstance(held := call.get("tool_call"), Mapping) else call
     function = held if isinstance(held := call.get("function"), Mapping) else call
@@ -345,7 +345,7 @@ def _call(value: Any, where: str, name: str) -> Record:
 
 
 def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | None:
-    """Returns a part as one of Anthropic's blocks, None for a part of another kind."""
+    """Converts a part to an Anthropic block; returns None if its kind is unknown."""
     text = next((part[key] for key in ("content", "text", "thinking", "reasoning") if part.get(key) is not None), "")
     held = part.get(kind) if isinstance(part.get(kind), Mapping) else {}  # Google's parts
     ids = (source.get(key) for source in (part, held) for key in ("id", "toolCallId", "tool_call_id"))
@@ -374,11 +374,11 @@ def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | N
 
 
 _TYPES = ("text", "function_call", "function_response")
-"""Fields that tell the kind of a part of Google's API, which has no type."""
+"""Fields that identify the kind of a Google API part, which has no `type`."""
 
 
 def _of_parts(role: str, parts: Sequence[Any], where: str, place: str, left: Leftovers) -> list[Record]:
-    """Returns the messages of a message's parts."""
+    """Converts the parts of a message to messages."""
     blocks = []
     for j, part in enumerate(parts):
         if isinstance(part, Mapping) and isinstance(part.get("message_content"), Mapping):
@@ -402,7 +402,7 @@ def _of_parts(role: str, parts: Sequence[Any], where: str, place: str, left: Lef
 
 
 def _tools(value: Any, where: str) -> Record:
-    """Returns the schemas of a call's tools, of any convention."""
+    """Converts the tool schemas of a call from any convention."""
     tools = []
     for tool in value if isinstance(value, list) else []:
         tool = _json(tool, "tools", where)
@@ -418,7 +418,7 @@ def _tools(value: Any, where: str) -> Record:
 
 
 def _of_any_agent(item: Mapping[str, Any], where: str, left: Leftovers) -> Record:
-    """Returns the trajectory of a trace of any-agent, whose spans hold the messages that they add, in order."""
+    """Returns the trajectory of an any-agent trace; each span holds the messages it adds, in order."""
     conversation = Conversation(left=left)
     ids: Record = {}
     for i, (span, attributes) in enumerate(_spans(item, where)):

@@ -1,7 +1,6 @@
-"""Parts of logs that are no text: images get a placeholder, unknown kinds are skipped, and all are counted.
+"""Parts of logs without text: images get a placeholder, unknown kinds are skipped, and all are counted.
 
-A person who writes a record can write an image as text. A session that a program wrote has thousands of lines, so one
-image or one line of a new kind must not lose it.
+A program's session has thousands of lines, so one image or one line of a new kind must not lose the whole session.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jprm.methods.messages.messages import PARTS_OF_THOUGHT, TEXTS, text_of_part
 @dataclasses.dataclass(frozen=True)
 class SessionOptions:
     """Attributes:
-    images: parts that are no text, e.g. images: `drop` puts a placeholder such as "[image]", `error` refuses the item.
+    images: parts without text, e.g. images: `drop` inserts a placeholder such as "[image]", `error` rejects the item.
     """
 
     images: Literal["drop", "error"] = "drop"
@@ -28,7 +27,7 @@ class SessionOptions:
 @dataclasses.dataclass(frozen=True)
 class LogOptions(SessionOptions):
     """Attributes:
-    images: parts that are no text, e.g. images: `drop` puts a placeholder such as "[image]", `error` refuses the item.
+    images: parts without text, e.g. images: `drop` inserts a placeholder such as "[image]", `error` rejects the item.
     """
 
     images: Literal["drop", "error"] = "error"
@@ -45,7 +44,7 @@ _PLACEHOLDERS = {kind: name for name, kinds in _NAMES.items() for kind in kinds}
 
 
 class Leftovers:
-    """Counts of parts that no record holds, by name."""
+    """Counts, by name, the parts that were left out of the records."""
 
     def __init__(self, options: SessionOptions) -> None:
         self.drop = options.images == "drop"
@@ -59,7 +58,7 @@ class Leftovers:
         self._counts[what if len(what) <= 80 else what[:79] + "…"] += 1
 
     def placeholder(self, part: Any) -> str:
-        """Returns the text for a part that is no text part, e.g. "[image]", and counts it."""
+        """Returns a placeholder for a part without text, e.g. "[image]", and counts it."""
         if isinstance(part, str):
             return part
         kind = str(part.get("type")) if isinstance(part, Mapping) else type_name(part)
@@ -70,7 +69,7 @@ class Leftovers:
         return f"[{name}]"
 
     def plain(self, content: Any) -> Any:
-        """Returns a content whose parts are texts and thoughts; as it is if images are refused."""
+        """Replaces parts without text by placeholders; returns `content` unchanged if `drop` is false."""
         if not self.drop or not isinstance(content, list):
             return content
         return [part if _is_text(part) else {"type": "text", "text": self.placeholder(part)} for part in content]

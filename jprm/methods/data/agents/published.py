@@ -1,4 +1,4 @@
-"""Published runs of agents as trajectories: results of tau-bench and tau2-bench, Who&When and AgentRx."""
+"""Published agent runs as trajectories: tau-bench, tau2-bench, Who&When and AgentRx."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from jprm.tree import SEMANTICS
 
 
 def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one trial of tau-bench (Yao et al. 2024, arXiv 2406.12045), its reward as the outcome.
+    """Yields one trial of tau-bench (Yao et al. 2024, arXiv 2406.12045), with its reward as the outcome.
 
-    The problem is the task's instruction, which the simulated user knows, not the agent: trials of one task belong
-    together. `task_id`, `trial` and `info` stay. The file has no schemas of the tools.
+    The problem is the task instruction. Only the simulated user sees it, but it groups the trials of a task. `task_id`,
+    `trial` and `info` are kept. The file has no tool schemas.
     """
     turns = enumerate(take(item, "traj", list, where))
     messages = [read_message(message, "turn", SEMANTICS[0], where, f"traj[{i}]") for i, message in turns]
@@ -34,11 +34,11 @@ def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Recor
 
 
 def parse_who_and_when(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields a failed log of Who&When (Zhang et al. 2025, arXiv 2505.00212): the first wrong step, and who made it.
+    """Yields a failed log of Who&When (Zhang et al. 2025, arXiv 2505.00212) with its first wrong step.
 
-    Every message but a human's is a turn, a terminal's too, because the file counts them all as steps. A turn begins
-    with its agent's name in brackets, since chat templates show no `name`. Prompts of the agents are one system
-    message. Turns before the step `mistake_step` have label 1, that turn has 0, later ones have none.
+    Every message is a turn unless its role is `human`; this includes a terminal's messages, because `mistake_step`
+    counts them. A turn begins with its agent's name in brackets, since chat templates do not show `name`. The agents'
+    prompts form one system message. Turns before `mistake_step` get label 1, that turn 0, and later ones no label.
     """
     item = object_of(item, where, "record", "Is this file of Who&When?")
     history, messages = take(item, "history", list, where), []
@@ -74,11 +74,11 @@ def _index(value: str | int, count: int, where: str) -> int:
 
 
 def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the simulations of tau2-bench (Barres et al. 2025, arXiv 2506.07982), their rewards as outcomes.
+    """Yields the simulations of tau2-bench (Barres et al. 2025, arXiv 2506.07982), with rewards as outcomes.
 
-    An item is a file of results, {"tasks", "simulations"}, or one simulation. The agent's greeting, which a script
-    says, is no turn, and calls of the user's own tools are left out, which the agent does not see. `reward_info`,
-    `task_id`, `trial` and `termination_reason` stay.
+    An item is a results file, {"tasks", "simulations"}, or one simulation. The scripted greeting is left out, and so
+    are calls of the user's own tools, which the agent does not see. `id`, `reward_info`, `task_id`, `trial` and
+    `termination_reason` are kept.
     """
     item, left = object_of(item, where, "record", "Is this file of tau2-bench?"), Leftovers(options)
     tasks = list_of(item.get("tasks") or [], where, "tasks")
@@ -129,18 +129,18 @@ def _tau2_messages(item: Mapping[str, Any], where: str, field: str, left: Leftov
 @dataclasses.dataclass(frozen=True)
 class AgentRxOptions:
     """Attributes:
-    runs: the runs that the file marks: a file of them (`tau_dataset_full.json`), or a folder (`magentic_dataset`).
+    runs: the annotated runs: a file (`tau_dataset_full.json`) or a folder (`magentic_dataset`).
     """
 
     runs: str = ""
 
 
 def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Record]:
-    """Yields a failed run of AgentRx (Microsoft 2026), all of whose failures are marked by people.
+    """Yields a failed run of AgentRx (Microsoft 2026) with all failures that annotators marked.
 
-    An item is one of `ground_truth/`. A turn with a failure has label 0, every other one 1. `classes` has the
-    categories of each turn's failures, `failures` every failure with its turn, agent, category and reason, and
-    `root_cause` the index of the message that is the root cause. `step_number` counts messages from 1.
+    An item is a record of `ground_truth/`. A turn with a failure gets label 0, every other turn 1. `classes` lists the
+    failure categories of each turn; `failures` lists each failure with its message index, agent, category and reason;
+    `root_cause` is the index of the root-cause message. `step_number` in the file counts messages from 1.
     """
     name = take(item, "trajectory_id", (str, int), where)
     run = _run_of(options.runs, str(name), where)
@@ -176,7 +176,7 @@ def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Re
 
 
 def _turn(message: Any, where: str, place: str) -> Record:
-    """Returns a message of a log of Magentic-One: a turn of the agent that its role names, or a human's message."""
+    """Converts a message of Magentic-One: a turn of the agent in `role`, or a human message."""
     role, content = (take(message, key, str, where, place) for key in ("role", "content"))
     if role == "human":
         return {"role": "user", "content": content}
@@ -184,7 +184,7 @@ def _turn(message: Any, where: str, place: str) -> Record:
 
 
 def _run_of(runs: str, name: str, where: str) -> Any:
-    """Returns the run of a name. Raises Dropped if the published files lack it."""
+    """Returns the run with this name. Raises Dropped if the published files lack it."""
     if not runs or not path_of(runs).exists():
         raise RecordError(
             where, "runs", f"{runs or 'the option'} is no file and no folder", "Set runs=PATH of AgentRx's runs."

@@ -12,9 +12,9 @@ from jprm.methods.messages.messages import text_of_parts
 
 
 def parse_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields a trajectory of SWE-agent (`.traj`), from its `history`.
+    """Yields a SWE-agent trajectory (`.traj`) from its `history`.
 
-    A demonstration in the history is the user's. `environment`, and `exit_status` and `submission` of `info`, stay.
+    A demonstration becomes a user message. `environment`, and `exit_status` and `submission` of `info`, are kept.
     """
     messages = []
     for i, message in enumerate(take(item, "history", list, where)):
@@ -38,10 +38,10 @@ def parse_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Recor
 
 
 def parse_mini_swe_agent(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields a trajectory of mini-swe-agent (`.traj.json`, of versions 1 and 2).
+    """Yields a mini-swe-agent trajectory (`.traj.json`, versions 1 and 2).
 
-    The last message of version 2, of the role exit, tells no model anything. `instance_id`, and `exit_status` and
-    `submission` of `info`, stay.
+    The final message of version 2 has the role exit and is left out, since no model reads it. `instance_id`, and
+    `exit_status` and `submission` of `info`, are kept.
     """
     messages = []
     for i, message in enumerate(take(item, "messages", list, where)):
