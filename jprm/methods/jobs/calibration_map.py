@@ -1,7 +1,7 @@
-"""Maps from scores to probabilities: fitted on a calibration split, stored as JSON, applied by a pure function.
+"""Calibration maps from scores to probabilities: fitted on a calibration split and stored as JSON.
 
-All are monotone, so best-of-n by one step's score cannot get worse. `temperature` and `platt` keep the order strictly;
-`isotonic` and `quantile` may give neighbouring scores equal probabilities.
+All maps are monotone, so best-of-n by one step's score cannot get worse. `temperature` and `platt` keep the order
+strictly; `isotonic` and `quantile` may give neighbouring scores equal probabilities.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from jprm.statistics import equal_mass_bins
 from jprm.tree import as_written, in_order_of, record_of, tree_of, with_scores
 
 CLIP = 1e-9
-"""Scores are clipped to [CLIP, 1 - CLIP] before log-odds: finite at 0 and 1, float32 scores near 1 stay distinct."""
+"""Scores are clipped to [CLIP, 1 - CLIP] before log-odds, which stay finite at 0 and 1; float32 scores near 1 stay
+distinct.
+"""
 
 QUANTILES = 20
 
@@ -35,7 +37,7 @@ LogisticKind = Literal["temperature", "platt"]
 
 @dataclasses.dataclass(frozen=True)
 class Logistic:
-    """sigmoid(slope * log-odds + intercept), slope >= 0. A temperature T is slope 1 / T and intercept 0."""
+    """sigmoid(slope * log-odds + intercept), slope >= 0. A temperature T is slope 1 / T, intercept 0."""
 
     kind: LogisticKind
     slope: float
@@ -51,7 +53,7 @@ class Logistic:
 
 @dataclasses.dataclass(frozen=True)
 class Piecewise:
-    """Linear between the points (score, probability), constant before the first and after the last."""
+    """Linear interpolation between points (score, probability), constant outside them."""
 
     kind: Literal["isotonic", "quantile"]
     score: tuple[float, ...]
@@ -73,15 +75,15 @@ Recalibration = Logistic | Piecewise
 
 
 def from_json(record: Mapping[str, Any]) -> Recalibration:
-    """Returns the map that `to_json` wrote. Raises ValueError for anything else."""
+    """Reads a map written by `to_json`. Raises ValueError if the record is invalid."""
     logistic = isinstance(record, Mapping) and record.get("kind") in get_args(LogisticKind)
     return options.from_json(Logistic if logistic else Piecewise, record, "recalibration")
 
 
 def apply(recalibration: Recalibration, score: Float[np.ndarray, "*N"]) -> Float[np.ndarray, "*N"]:
-    """Returns probabilities in [0, 1], in float64. NaN stays NaN; scores of 0 and 1 map to the map's limits there.
+    """Returns float64 probabilities in [0, 1]. NaN stays NaN; scores of 0 and 1 map to the limits there.
 
-    Raises ValueError for a score outside [0, 1].
+    Raises ValueError if a score is outside [0, 1].
     """
     score = np.asarray(score, float)
     if ((score < 0) | (score > 1)).any():
@@ -93,19 +95,19 @@ def apply(recalibration: Recalibration, score: Float[np.ndarray, "*N"]) -> Float
 
 
 def fit(kind: str, score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"]) -> Recalibration:
-    """Returns the map of this kind that fits a calibration split best.
-
-    Raises ValueError without both correct and incorrect steps.
+    """Fits the best map of a kind to a calibration split.
 
     temperature  minimises the log loss over T (Guo et al. 2017, arXiv 1706.04599, section 4.2)
-    platt        the same over slope and intercept (Platt 1999)
+    platt        minimises the log loss over slope and intercept (Platt 1999)
     isotonic     minimises the Brier score over all rising maps, by pool-adjacent-violators (Zadrozny & Elkan 2002)
-    quantile     shares right of `QUANTILES` equal-mass bins at the bins' mean scores (histogram binning, Zadrozny &
-                 Elkan 2001), pooled where they fall; smoother than isotonic where the split is small
+    quantile     the fraction correct in `QUANTILES` equal-mass bins at their mean scores (histogram binning, Zadrozny &
+                 Elkan 2001), pooled to be monotone; smoother than isotonic if the split is small
 
-    The two logistic maps fit Platt's targets, (n_right + 1) / (n_right + 2) and 1 / (n_wrong + 2), not 1 and 0, so that
-    a split which the scores separate has an optimum. Where the best slope is negative (the scores are worse than
-    none), slope 0 is the best monotone map, and the probability is a constant.
+    The two logistic maps fit Platt's targets, (n_right + 1) / (n_right + 2) and 1 / (n_wrong + 2) instead of 1 and 0,
+    so that an optimum exists even if the scores separate the classes. If the best slope is negative (the scores are
+    worse than chance), the best monotone map has slope 0, a constant probability.
+
+    Raises ValueError if the split lacks correct or incorrect steps.
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, bool)
     if not ((score_N >= 0) & (score_N <= 1)).all():
@@ -148,7 +150,7 @@ def _fit_quantile(kind, score_N, right_N) -> Piecewise:
 
 
 def _piecewise(kind, score_K, probability_K) -> Piecewise:
-    """Returns the map without points inside a constant stretch."""
+    """Builds the map, dropping points inside a constant stretch."""
     change_K = np.diff(probability_K) != 0
     keep_K = np.r_[True, change_K] | np.r_[change_K, True]
     return Piecewise(kind, tuple(score_K[keep_K].tolist()), tuple(probability_K[keep_K].tolist()))
@@ -169,7 +171,7 @@ REMEDY = "run `jprm eval calibration --store`"
 
 
 def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str | None) -> None:
-    """Writes a map (`to_json`) into the model's folder with what it was fitted on; an earlier map is replaced."""
+    """Writes a map (as `to_json`) and its calibration files into the model's folder, replacing any earlier map."""
     from_json(recalibration)
     of = {"run": run_id(path_of(prm.name)), "step": prm.step}
     record = {"map": dict(recalibration), **of, "fitted_on": list(files), "neutral": neutral}
@@ -179,7 +181,7 @@ def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequenc
 def stored_calibration(prm: PRM) -> Recalibration:
     """Returns the map in the model's folder.
 
-    Raises FileNotFoundError where there is none, ValueError for one that is damaged or of another step.
+    Raises FileNotFoundError if there is none, and ValueError if it is damaged or belongs to another run or step.
     """
     path = path_of(prm.name) / NAME
     if not path.is_file():
@@ -197,7 +199,7 @@ def stored_calibration(prm: PRM) -> Recalibration:
 
 
 def mapped(recalibration: Recalibration, record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a scored chain, pool or tree with the map applied to its scores, not to other outputs."""
+    """Returns a copy of a scored record with the map applied to its scores (not to other outputs)."""
     tree = tree_of(record)
     score_N = apply(recalibration, np.array([node.score for node in tree.nodes], float))
     return in_order_of(record, record_of(with_scores(tree, map(as_written, score_N))))

@@ -1,4 +1,4 @@
-"""Scored files: written a chunk at a time, renamed when whole, continued if interrupted, reused when finished."""
+"""Writes scored files in chunks; resumes interrupted files and reuses finished ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from jprm.tree import ReasoningTree, RecordError, read_records, scored, tree_of
 
 
 class Scorer(Protocol):
-    """What scores files besides a `PRM`: a judge, whose critiques may leave steps without a score."""
+    """A scorer other than `PRM`, e.g. a judge; it may leave steps without a score."""
 
     semantics: str
     scale: Scale
@@ -42,13 +42,13 @@ class Scorer(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the scores depend on."""
+        """The settings that the scores depend on."""
         ...
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns what results say of it: name, folder, step, and what scoring these records cost."""
+        """Returns the description for results: name, folder, step, and the cost of scoring these records."""
         ...
 
 
@@ -62,20 +62,18 @@ def score_file(
     prepared: Sequence[dict[str, Any]] | None = None,
     speed: Speed | None = None,
 ) -> str:
-    """Scores a JSON Lines file of chains, pools or trees; returns a sentence that reports what was done, and how
-    fast.
+    """Scores a JSON Lines file of chains, pools or trees; returns a one-sentence summary.
 
-    `prepared` are the records themselves where `input` is what marks them as the same in a later call, such as the
-    report of the prepared folder that holds them.
-
-    With on_error='skip', lines that are no record go to `OUTPUT.rejects`, byte for byte, and records with a chain of
-    more tokens than the model reads as JSON. With `calibrated`, scores go through the map that is stored with the model
-    (`jprm.methods.jobs.calibration_map`). `speed` is given this process's tokens and times.
+    Args:
+      on_error: `skip` copies bad lines byte for byte to `OUTPUT.rejects`, and over-long records there as JSON.
+      calibrated: map scores through the map stored with the model (`jprm.methods.jobs.calibration_map`).
+      prepared: the records, if `input` is only a file that identifies them, e.g. a prepared folder's report.
+      speed: collects the tokens and times of this process.
 
     Raises:
-      RecordError: a bad line, for on_error='stop'.
-      ValueError: an input that not every host sees, or an output of another request.
-      FileNotFoundError: `calibrated`, and the model has no map.
+      RecordError: a line is bad and `on_error` is `stop`.
+      ValueError: a host cannot see the input, or another request wrote the output.
+      FileNotFoundError: `calibrated` is set, but the model has no map.
     """
     output = path_of(output)
     if jax.process_count() > 1 and not multihost.everywhere(path_of(input).exists()):
@@ -111,14 +109,14 @@ def score_file(
 
 
 def _line_of_long(prm: PRM | Scorer, path: str | os.PathLike) -> str:
-    """Returns FILE:LINE of a file's first record that the model does not read whole."""
+    """Returns FILE:LINE of the first record that is too long for the model."""
     pairs = zip(read_lines(path), read_records(path), strict=False)
     long = (number for (number, _), record in pairs if isinstance(prm, PRM) and not prm.fits(record))
     return f"{os.fspath(path)}:{next(long, '?')}"
 
 
 def _fitting(prm: PRM | Scorer, records: Iterable[dict[str, Any]], rejects: Rejects) -> Iterator[dict[str, Any]]:
-    """Yields the records that the model reads whole; `rejects` takes the others."""
+    """Yields the records that fit the context; passes over-long ones to `rejects`."""
     for record in records:
         if not isinstance(prm, PRM) or prm.fits(record):
             yield record
@@ -136,12 +134,12 @@ def score_atif(
     calibrated: bool = False,
     speed: Speed | None = None,
 ) -> str:
-    """Scores a file of ATIF documents, and writes it with each turn's score in `extra.jprm` of its step.
+    """Scores a file of ATIF documents; writes each turn's score to `extra.jprm` of its step.
 
-    The trajectories go to `OUTPUT.turns.jsonl` as `score_file` scores them, continued and reused like any other; the
-    output is written whole from them, and has all other bytes of the input.
+    The trajectories go to `OUTPUT.turns.jsonl` like any output of `score_file`, and are resumed and reused in the same
+    way. The final output is built from them and keeps all other bytes of the input.
 
-    Raises what `score_file` raises, for the first document that is not of the format.
+    Raises like `score_file`, also if a document is not ATIF.
     """
     documents = atif.records_of(input)
     turns, flat = f"{output}.turns.jsonl", [record for records in documents for record in records]
@@ -157,12 +155,12 @@ def score_atif(
 
 
 def request_of(prm: PRM | Scorer, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
-    """Returns what the scores depend on: the model, the input's path and age, and whatever else the caller names."""
+    """Returns the settings that the scores depend on: the model, the input's path and age, and `more`."""
     return {**identity(prm), **input_of(input), **more}
 
 
 def stored_scale(path: str | os.PathLike) -> Scale:
-    """Returns what the scores of a file mean, as `OUT.info.json` beside it says; probabilities where nothing does."""
+    """Returns the score scale from `OUT.info.json` beside the file; probabilities by default."""
     return Scale(**(stored_request(path).get("scale") or {}))
 
 
@@ -175,14 +173,14 @@ def write_scores(
     mapped: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     speed: Speed | None = None,
 ) -> int:
-    """Writes the scored records to `output`; returns how many an earlier, interrupted call had written.
+    """Writes scored records to `output`; returns the number that an earlier, interrupted call had written.
 
-    A call with the same request continues after the last whole chunk, and does nothing where `output` is finished.
-    Every process calls this; each scores its chunks, and process 0 writes. `mapped` is called with every scored record,
-    before it is written; `speed` counts what one process does.
+    A call with the same request resumes after the last complete chunk, and does nothing if `output` is finished. Every
+    process must call this: each scores its chunks, and process 0 writes. `mapped` transforms each scored record before
+    it is written; `speed` counts the work of one process.
 
     Raises:
-      ValueError: `output` is of another request or being written by another process; nothing is touched.
+      ValueError: `output` belongs to another request, or another process is writing it; nothing is changed.
     """
     output = path_of(output)
     with contextlib.ExitStack() as stack:
@@ -219,10 +217,10 @@ def write_scores(
 
 
 def identity(prm: PRM | Scorer) -> dict[str, Any]:
-    """Returns what a model's scores depend on, for the request of a file that holds them.
+    """Returns the settings that a model's scores depend on, for the request of a scored file.
 
-    A model that was replaced in its folder at the same step has another `digest`. `scale` is there for scores that are
-    no probabilities, so that the file can be evaluated without the model.
+    The digests change if the model in the folder is replaced at the same step. `scale` is included if scores are not
+    probabilities, so that the file can be evaluated without the model.
     """
     if not isinstance(prm, PRM):
         return prm.identity
@@ -242,13 +240,11 @@ def identity(prm: PRM | Scorer) -> dict[str, Any]:
 def scored_lines(
     prm: PRM | Scorer, records: Iterable[dict[str, Any]], speed: Speed | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields what `prm.score_many` does. Every process calls it with the same records, and gets all scores in order.
+    """Yields scored records like `prm.score_many`. Every process must pass the same records; each gets all scores.
 
-    Each process computes its chunks on its own devices, so a model must fit those of one. A chunk is what one process
-    would pack together too, so the scores are the same bits. The chunks of a round are neighbours, so what is written
-    is always a beginning of the whole.
-
-    `speed` counts a PRM's work in one process; several processes wait for each other instead.
+    Each process computes its chunks on its own devices, so the model must fit on the devices of one process. Chunks are
+    packed as in a single process, so the scores are bit-identical. The chunks of a round are neighbours, so the written
+    part is always a prefix. `speed` counts a PRM's work in a single process only.
     """
     if jax.process_count() == 1:
         yield from prm.score_many(records, speed) if isinstance(prm, PRM) else prm.score_many(records)
@@ -263,7 +259,7 @@ def scored_lines(
 
 
 def _gathered(prm: PRM, trees: Sequence[ReasoningTree]) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the named outputs of each tree, (N,) float32, of at most one chunk a process; errors as in `spread`."""
+    """Yields the named outputs of each tree, (N,) float32, computed in at most one chunk per process."""
 
     def outputs_of(chunks: Sequence[Sequence[ReasoningTree]]) -> list[list[dict[str, list[float]]]]:
         return [

@@ -1,6 +1,6 @@
-"""Messages with roles and tools: trajectories and free text as records, trees and token ids.
+"""Chat messages with roles and tools: trajectories and free text as records, trees and token ids.
 
-The core knows that a node may have a role, and asks this package if a record has messages (`jprm.tree.MESSAGES`).
+The core stores a node's role, but calls this package if a record has messages (`jprm.tree.MESSAGES`).
 """
 
 from jprm.methods.messages.free_text import chain_of, sample_of

@@ -1,4 +1,4 @@
-"""Turns records of other forms into chain records: TRL's stepwise records, free text, and chat messages."""
+"""Converts TRL's stepwise records, free text and single chat exchanges to chain records."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jprm.methods.messages.messages import THOUGHTS, WRAPPERS, normal_message, s
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Returns the chain record of another form of record, None where its form is not known.
+    """Returns the chain record of a stepwise, chat or free-text record; None for any other form.
 
-    Free text is {"problem", "response"}, a chat {"messages"}. Their text is split by the rule that the record names as
-    `segmentation` (`jprm.steps.RULES`, or auto), and the chain names the rule that was used. White space around a step
-    is dropped; `response` and `messages` stay as they are. Thoughts in a field of their own stand before
-    the text in <think> tags. A system message becomes the chain's `system`.
+    Free text is {"problem", "response"}, a chat {"messages"}. The text is split by the rule in `segmentation`
+    (`jprm.steps.RULES`, default `auto`), and the chain names the rule that was used. Steps are stripped; `response` and
+    `messages` are kept. Thoughts in a separate field are put before the text in <think> tags. A system message becomes
+    the chain's `system`.
 
-    Raises RecordError as in `jprm.tree.tree_of`.
+    Raises RecordError like `jprm.tree.tree_of`.
     """
     if "completions" in record:
         return _of_stepwise(record, where)
@@ -40,10 +40,10 @@ _PARAGRAPHS = re.compile(r"\S[ \t\r]*\n[ \t\r]*\n\s*\S")
 
 
 def are_solutions(texts: Sequence[Any]) -> bool:
-    """Whether texts are samples, not the steps of one: the first and most others state an answer, begin at step 1, or
-    have paragraphs.
+    """Whether texts are whole solutions (samples), not the steps of one solution.
 
-    So it is for all of 600 pools of texts, and for 5 of 7,182 published chains.
+    True if the first text and most others state an answer, begin at step 1, or have paragraphs. Measured: true for all
+    of 600 pools, and for 5 of 7,182 published chains.
 
     >>> are_solutions(["2 + 2 = 4. The answer is 4.", "So the answer is 5."]), are_solutions(["2 + 2 = 4.", "So 4."])
     (True, False)
@@ -57,7 +57,7 @@ def are_solutions(texts: Sequence[Any]) -> bool:
 
 
 def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
-    """Returns a sample of a pool as an object with `steps`. A text, or an object's `response` or `text`, is split."""
+    """Returns a pool sample with `steps`; splits it if it is text or an object with `response` or `text`."""
     sample = {"response": sample} if isinstance(sample, str) else sample
     sample = dict(object_of(sample, where, field, 'Write {"steps": [...]}, {"response": TEXT}, or the text.'))
     key = next((key for key in ("response", "text") if key in sample), "")
@@ -69,7 +69,7 @@ def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
 
 
 def prompt_of(messages: Any, where: str, field: str) -> dict[str, Any]:
-    """Returns the `problem`, and the `system` message if there is one, of a prompt that is messages."""
+    """Returns the `problem`, and `system` if present, of a prompt given as messages."""
     texts = _texts(messages, where, field, _PROMPT, ("system", "user"))
     if "user" not in texts:
         raise RecordError(where, field, "holds no message of the user", _PROMPT)
@@ -100,7 +100,7 @@ def _of_stepwise(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_system(chain: dict[str, Any], texts: Mapping[str, str], where: str) -> dict[str, Any]:
-    """Returns the chain with the system message among the texts as `system`."""
+    """Adds the system message, if any, as `system`."""
     if "system" not in texts:
         return chain
     if chain.get("system") not in (None, texts["system"]):
@@ -124,11 +124,11 @@ _ABOUT = frozenset(
     "role name id index model object type created created_at timestamp date finish_reason stop_reason status usage"
     " logprobs metadata weight".split()
 )
-"""Fields of a message that are no part of what was said. Any other one with content is read or refused."""
+"""Message fields that are not part of its content. Any other field must be readable, or the record is refused."""
 
 
 def exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Returns the text of the user and of the assistant, one of each, and of a system message before them."""
+    """Returns the texts of one user and one assistant message, and of an optional system message, by role."""
     for key in ("tools", "functions", "documents"):
         if record.get(key):
             reason = "is part of the prompt, and a layout has no place for it"
@@ -141,7 +141,7 @@ def exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, ...]) -> dict[str, str]:
-    """Returns the text of each role's one message; the last of `roles` ends the messages."""
+    """Returns the text of each role's single message; the last of `roles` must come last."""
     texts = {}
     for i, message in enumerate(list_of(messages, where, name)):
         field = f"{name}[{i}]"
@@ -160,7 +160,7 @@ def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, 
 
 
 def _with_thoughts(text: str, fields: Mapping[str, Any], where: str, prefix: str) -> str:
-    """Returns the text after the thoughts in the fields, in the tags that `jprm.steps` knows."""
+    """Puts the thoughts of the fields before the text, in <think> tags."""
     thoughts, _ = split_thoughts(fields, where, prefix)
     if not thoughts:
         return text

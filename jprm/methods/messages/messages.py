@@ -1,14 +1,14 @@
-"""One form of chat messages: what clients, servers and frameworks write in several ways is written in one.
+"""The normal form of chat messages; clients, servers and frameworks write them in several forms.
 
 | in a log | after `normal_message` |
 |---|---|
-| thoughts in one of `THOUGHTS`, in a wrapper of a gateway's fields, or in parts of the content | `reasoning_content` |
-| `refusal`, or a part of the type refusal | the content |
-| arguments as JSON text; absent, null or empty ones | an object |
+| thoughts in a field of `THOUGHTS`, in a gateway's wrapper, or in content parts | `reasoning_content` |
+| `refusal`, or a part of type refusal | the content |
+| arguments as JSON text; absent, null or empty arguments | an object |
 | a call's name and arguments without `function` | in `function` |
 | ids that are null or "" | absent |
 
-Every reader of messages calls it, so that one conversation gives a model one text, whichever client logged it.
+Every reader of messages calls it, so a conversation gives the same text whichever client logged it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,25 @@ from typing import Any
 from jprm.io.jsonl import RecordError, dump, list_of, object_of, parse, text_of, type_name
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thinking_blocks", "reasoning_details")
-"""Fields in which servers and clients put what a model thought before its answer. Blocks hold text in lists."""
+"""Fields that hold a model's thoughts before its answer, as text or as a list of blocks."""
 
 WRAPPERS = ("provider_specific_fields", "extra_content")
-"""Fields of gateways around the fields of a provider, thoughts among them."""
+"""Gateway fields that wrap a provider's fields, including thoughts."""
 
 PARTS_OF_THOUGHT = ("thinking", "reasoning", "redacted_thinking")
 _REDACTED = ("redacted_thinking", "reasoning.encrypted")
 _TEXTS_OF_THOUGHT = ("thinking", "text", "reasoning", "content", "summary")
-"""Types of a content's parts that are thoughts, and the keys of their text; the first with text is read.
+"""Keys that may hold the text of a thought block; the first with text is read.
 
-A summary retells the thought, so it comes last. An encrypted thought has none of them, or `redacted` beside them: then
-only its summary is text.
+A summary repeats the thought, so it comes last. If a thought is encrypted or `redacted`, only its summary is text.
 """
 
 
 def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[str, Any]:
-    """Returns a message in the one form. Other keys stay as they are.
+    """Returns a message in the normal form. Other keys are kept.
 
-    Raises RecordError for arguments that are no object, or text that is not one's JSON; thoughts or a refusal of
-    another role than the assistant's; two of them that differ. It names the field.
+    Raises RecordError, with the field, if arguments are not an object or its JSON text, if a role other than the
+    assistant has thoughts or a refusal, or if two such fields differ.
     """
     thoughts, normal = split_thoughts(message, where, field + ".")
     content, refusal = message.get("content"), normal.pop("refusal", None)
@@ -71,9 +70,9 @@ def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[s
 
 
 def decoded(value: Any, where: str, field: str) -> Any:
-    """Returns the value of JSON text, None for blank text; what is no text as it is.
+    """Parses JSON text; returns None if the text is blank, and other values unchanged.
 
-    Raises RecordError for text that is not JSON, half a surrogate pair, NaN, or a key that an object has twice.
+    Raises RecordError if the text is not JSON, or holds half a surrogate pair, NaN, or a repeated key.
     """
     if not isinstance(value, str):
         return value
@@ -85,9 +84,9 @@ def decoded(value: Any, where: str, field: str) -> Any:
 
 
 def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[str, dict[str, Any]]:
-    """Returns the thoughts that the fields of a message or record hold, "" for none, and the other fields.
+    """Returns (thoughts, other fields) of a message or record; thoughts are "" if there are none.
 
-    Several fields may hold the same thoughts, as gateways write them. Raises RecordError where they differ.
+    Gateways may write the same thoughts in several fields. Raises RecordError if they differ.
     """
     flags = {key for key in THOUGHTS[2:] if not isinstance(fields.get(key), str | list)}  # such as "thinking": true
     thoughts = {key: thoughts_of_blocks(fields.get(key), where, prefix + key) for key in THOUGHTS if key not in flags}
@@ -105,7 +104,7 @@ def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[
 
 
 def _one_of(thoughts: Mapping[str, str], where: str, prefix: str) -> str:
-    """Returns the first text of fields that say the same but for white space."""
+    """Returns the first text. All texts must be equal except for white space."""
     stated = {key: text for key, text in thoughts.items() if text.strip()}
     first = next(iter(stated), "")
     for key, text in stated.items():
@@ -115,9 +114,9 @@ def _one_of(thoughts: Mapping[str, str], where: str, prefix: str) -> str:
 
 
 def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
-    """Returns the text of thoughts, which may be in blocks, one below the other; "" if they are encrypted.
+    """Returns the text of thoughts, with blocks joined by newlines; "" if they are encrypted.
 
-    Raises RecordError for what is no text and no list of blocks.
+    Raises RecordError unless the value is null, text or a list of blocks.
     """
     if not isinstance(value, list):
         return "" if value is None else text_of(value, where, field, blank=True)
@@ -136,11 +135,11 @@ def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
 
 
 TEXTS = ("text", "input_text", "output_text", "refusal")
-"""Types of a content's parts that hold text."""
+"""Types of content parts that hold text."""
 
 
 def text_of_parts(value: Any, where: str, field: str) -> str:
-    """Returns a text, or the joined text of parts. Raises RecordError for other parts, such as images."""
+    """Returns text, or the joined text of parts. Raises RecordError if a part is not text, e.g. an image."""
     if not isinstance(value, list):
         return text_of(value, where, field, blank=True)
     texts = []
@@ -155,7 +154,7 @@ def text_of_parts(value: Any, where: str, field: str) -> str:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
-    """Returns a tool call as a message has it."""
+    """Builds a tool call in the chat format."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if not call_id else {"id": call_id, **call}
 
@@ -187,7 +186,10 @@ def _normal_call(call: Any, where: str, field: str) -> Any:
 
 
 def check_calls(calls: Any, role: str, where: str, field: str) -> None:
-    """Raises RecordError for calls in the one form without a name, with the id of another, or of another role."""
+    """Validates calls in the normal form.
+
+    Raises RecordError if a role other than the assistant calls, a call has no name, or two calls share an id.
+    """
     list_of(calls, where, field)
     if calls and role != "assistant":
         raise RecordError(where, field, f"is of the {role}", "Only the assistant calls tools.")

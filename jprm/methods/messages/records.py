@@ -1,11 +1,11 @@
-"""Trajectories: what an agent wrote and what the world answered, as chat messages.
+"""Trajectories: agent turns and the replies of users and tools, as chat messages.
 
-The record is {"messages": [...], "tools": [...]?, "outcome": number?, "segment": str?}. A message of the assistant is a
-turn. A turn is one step, or the steps that a rule of `jprm.steps` finds in its content (`segment`). Messages of the
-system, the user and tools are context: they are read and neither scored nor trained.
+A record is {"messages": [...], "tools": [...]?, "outcome": number?, "segment": str?}. Each assistant message is a turn.
+A turn is one step, or is split into steps by a rule of `jprm.steps` (`segment`). Messages from the system, the user and
+tools are context: the model reads them, but they are neither scored nor trained.
 
-As a tree every node has a role, and a path of a tree of messages is a trajectory. `tree_of_messages` is what
-`jprm.tree.tree_of` calls for a record with roles, `record_of_messages` its inverse.
+In a tree, every node has a role, and a path of a tree of messages is a trajectory. `jprm.tree.tree_of` calls
+`tree_of_messages` for records with roles; `record_of_messages` is its inverse.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from jprm.tree import NONE, SEMANTICS, Node, ReasoningTree, are_outputs, parent_
 ROLES = ("system", "user", "assistant", "tool")
 
 SEGMENTS = ("turn", "parts", "auto", *steps.RULES)
-"""What a step is: a turn, one of the text parts that its content is given in, or what a rule of `jprm.steps` finds."""
+"""Units of a step: the whole turn, each text part of its content, or the steps found by a rule of `jprm.steps`."""
 
 OWN_KEYS = ("label", "labels", "score", "scores", "outputs", "origin", "correct", "outcome", "parent",
             "reward", "mc_return")  # fmt: skip
-"""Keys of a message that are jprm's: no chat template sees them."""
+"""Message keys that belong to jprm; chat templates never see them."""
 
 
 KNOWN = {"messages": None, "tools": [], "outcome": None, "segment": "turn", "semantics": SEMANTICS[0]}
-"""Keys of a record and what each is worth where it is absent."""
+"""Keys of a trajectory record and their defaults."""
 
 
 def known(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the known keys of a record that say something, in their order."""
+    """Returns the known keys with a value other than the default, in fixed order."""
     return {key: record[key] for key, absent in KNOWN.items() if record.get(key) not in (None, absent)}
 
 
 def problem_of(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
-    """Returns a record's own `problem`, else the first message of the user, else the first message with text."""
+    """Returns the record's `problem`, or else the first user message, or else the first message with text."""
     if isinstance(text := extra.get("problem"), str) and text.strip():
         return text
     texts = [(content_of(message), message["role"]) for message in messages]
@@ -49,10 +49,10 @@ def problem_of(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) 
 
 
 def is_trajectory(record: Mapping[str, Any]) -> bool:
-    """Whether a record with `messages` is a trajectory, and not one plain exchange of a user and an assistant.
+    """Whether a record with `messages` is a trajectory, rather than a plain exchange.
 
-    One exchange without tools, labels, scores, `outcome` or `segment` is free text, which
-    `jprm.methods.messages.free_text` splits into the steps of a chain.
+    A plain exchange has one user and one assistant message, without tools, labels, scores, `outcome` or `segment`. It
+    is free text, which `jprm.methods.messages.free_text` splits into the steps of a chain.
     """
     if "messages" not in record:
         return False
@@ -67,12 +67,12 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
 
 
 def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[str, Any]:
-    """Returns the record of a trajectory, checked, its messages in the form of `jprm.methods.messages.messages`.
+    """Validates a trajectory record and normalises its messages (`jprm.methods.messages.messages`).
 
-    An absent `content` becomes null, which a turn of only calls or thoughts may have. An empty content is allowed: a
-    tool may answer nothing.
+    An absent `content` becomes null, which is allowed if the turn has calls or thoughts. An empty content is always
+    allowed, since a tool may return nothing.
 
-    Raises RecordError, which names `where`, the message and its field, the reason and what to do about it.
+    Raises RecordError with `where`, the message and its field, the reason and a remedy.
     """
     record = object_of(record, where, "record", "Write one JSON object a line.")
     messages = list_of(record.get("messages"), where, "messages")
@@ -95,10 +95,10 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[st
 def _classes_of_turns(
     record: Mapping[str, Any], messages: Sequence[dict[str, Any]], segment: str, where: str
 ) -> dict[str, Any]:
-    """Moves the `classes` that stand beside turns into the record's list, which has an entry a turn.
+    """Moves `classes` of turns into a list of the record, with one entry per turn.
 
-    A turn's are an object of named outcomes, e.g. `{"loop": 1, "wrong_tool": 0}`, of which those from 0.5 on hold, a
-    name, a list of names, or null. Raises RecordError for others.
+    A turn's classes are an object of outcomes, e.g. `{"loop": 1, "wrong_tool": 0}` (values of at least 0.5 hold), a
+    name, a list of names, or null. Raises RecordError for anything else.
     """
     if not any("classes" in message for message in messages):
         return {}
@@ -123,10 +123,7 @@ def _classes_of_turns(
 
 
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:
-    """Returns a message in the form of `normal_message`, checked, with `content` null where it is absent.
-
-    Raises RecordError.
-    """
+    """Validates and normalises a message; an absent `content` becomes null. Raises RecordError."""
     role = object_of(message, where, field, 'Write {"role": "user", "content": ...}.').get("role")
     if role not in ROLES:
         raise RecordError(where, field + ".role", f"is {role!r}", f"Use one of {', '.join(ROLES)}.")
@@ -151,7 +148,7 @@ def read_message(message: Any, segment: str, semantics: str, where: str, field: 
 
 
 def content_of(message: Mapping[str, Any]) -> str:
-    """Returns a checked message's text, its parts joined; "" where it has none."""
+    """Returns the joined text of a checked message; "" if it has none."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part["text"] for part in content)
@@ -159,7 +156,7 @@ def content_of(message: Mapping[str, Any]) -> str:
 
 
 def steps_of(message: Mapping[str, Any], segment: str) -> list[str]:
-    """Returns the texts of a turn's steps; joined they are its content. A turn without text is one step."""
+    """Splits a turn into step texts; joined, they equal its content. A turn without text is one step."""
     text = content_of(message)
     if segment == "parts":
         parts = message.get("content")
@@ -170,11 +167,11 @@ def steps_of(message: Mapping[str, Any], segment: str) -> list[str]:
 def check_answer(
     message: Mapping[str, Any], ids: Mapping[str, None] | None, where: str, field: str
 ) -> Mapping[str, None] | None:
-    """Returns the ids of calls that messages after this one may answer; None before the first turn.
+    """Checks a message against the call ids of the last turn; returns the ids that later messages may answer.
 
-    They are empty if a call of the turn has none: its tools may then answer under any.
+    `ids` is None before the first turn, and empty if a call has no id: then tools may answer under any id.
 
-    Raises RecordError for a tool's message before any turn, or one whose `tool_call_id` is of no call of the last turn.
+    Raises RecordError if a tool message comes before any turn, or its `tool_call_id` is not a call of the last turn.
     """
     if message["role"] == "assistant":
         calls = message.get("tool_calls") or []
@@ -192,7 +189,7 @@ def check_answer(
 
 
 def _check_prompt(record: Mapping[str, Any], where: str) -> None:
-    """Raises RecordError for text that the agent read and that stands beside the messages: a template writes them."""
+    """Raises RecordError if prompt text stands outside the messages: a chat template must write it."""
     for key in ("system", "instructions", "documents", "functions"):
         if record.get(key):
             remedy = "Write it as the first message, of the role system; functions go into `tools`."
@@ -207,7 +204,7 @@ def read_segment(record: Mapping[str, Any], where: str) -> str:
 
 
 def check_tools(tools: Any, where: str) -> None:
-    """Raises RecordError for a tool that is no schema with a name."""
+    """Raises RecordError if a tool is not a schema with a name."""
     for i, tool in enumerate([] if tools is None else list_of(tools, where, "tools")):
         schema = object_of(tool, where, f"tools[{i}]", "Write its JSON schema.").get("function", tool)
         if not isinstance(schema, Mapping) or not isinstance(schema.get("name"), str) or not schema["name"]:
@@ -216,7 +213,10 @@ def check_tools(tools: Any, where: str) -> None:
 
 
 def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where: str, field: str) -> None:
-    """Checks labels, scores and outcomes: numbers of a turn, lists of one entry a step where a rule cuts turns."""
+    """Checks labels, scores and outcomes.
+
+    They must be numbers per turn, or lists with one entry per step if a `segment` rule splits turns.
+    """
     marks = [key for key in ("label", "labels", "score", "scores") if message.get(key) is not None]
     if marks and message["role"] != "assistant":
         reason = f"is of the {message['role']}, whose messages are context"
@@ -247,17 +247,17 @@ def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where
 
 
 def tree_of_messages(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
-    """Returns the tree of a trajectory's record, or of one whose nodes are messages.
+    """Returns the tree of a trajectory record, or of a record with messages as nodes.
 
-    Raises RecordError, as `jprm.tree.tree_of`.
+    Raises RecordError like `jprm.tree.tree_of`.
     """
     return _of_nodes(record, where) if "nodes" in record else _of_trajectory(read_trajectory(record, where), where)
 
 
 def record_of_messages(tree: ReasoningTree) -> dict[str, Any]:
-    """Returns the record of a tree of messages: `tree_of_messages`'s inverse.
+    """Returns the record of a tree of messages; the inverse of `tree_of_messages`.
 
-    Raises ValueError for alternatives inside a turn.
+    Raises ValueError if the tree has alternatives inside a turn.
     """
     if tree.kind == "trajectory":
         (record,) = trajectories_of(tree)
@@ -266,11 +266,11 @@ def record_of_messages(tree: ReasoningTree) -> dict[str, Any]:
 
 
 OF_LEAVES = ("answer", "id")
-"""Keys of a trajectory that, in a tree of several, are at its last message."""
+"""Keys of a trajectory that move to its last message in a tree of several trajectories."""
 
 
 def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]]:
-    """Returns the messages of nodes that follow one another, as a chat template takes them, without jprm's own keys."""
+    """Returns the messages along a path for a chat template, without jprm's own keys."""
     messages = []
     for group in nodes_of_messages(tree, path):
         first, text = tree.nodes[group[0]], "".join(tree.nodes[i].text for i in group)
@@ -281,9 +281,9 @@ def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]
 
 
 def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
-    """Returns the record of the trajectory of every path of a tree of messages to a leaf, in the order of the leaves.
+    """Returns one trajectory record per leaf of a tree of messages, in leaf order.
 
-    `tree_of_trajectories` is the inverse. A leaf's own `outcome` is its trajectory's.
+    `tree_of_trajectories` is the inverse. The `outcome` of a leaf becomes the outcome of its trajectory.
     """
     parent = [node.parent for node in tree.nodes]
     extra, trajectories = dict(tree.extra), []
@@ -313,13 +313,13 @@ def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
 
 
 def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
-    """Returns the tree of messages of checked trajectories of one task; what they share from the start is there once.
+    """Merges checked trajectories of one task into a tree that shares their common prefixes.
 
-    Messages are shared that are equal in all that a model reads. Two trajectories that are equal to their ends stay
-    two leaves. Labels and scores of shared turns are the first trajectory's. The tree's other keys are those that all
-    trajectories have alike; an `answer` of one trajectory goes to its leaf.
+    Messages are shared if the model reads the same text. Two identical trajectories still get two leaves. Shared turns
+    take labels and scores from the first trajectory. The tree keeps the keys that are equal in all trajectories; a
+    different `answer` or `id` goes to the leaf.
 
-    Raises ValueError for trajectories of different tools, segments or semantics.
+    Raises ValueError if the trajectories differ in tools, segment or semantics.
     """
     first, segment = known(records[0]), records[0].get("segment") or "turn"
     for field in ("tools", "segment", "semantics"):
@@ -354,9 +354,9 @@ def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
 
 
 def as_messages(tree: ReasoningTree) -> ReasoningTree:
-    """Returns a chain, pool or tree of steps as a tree of messages: the problem is the user's, a chain is one turn.
+    """Converts a chain, pool or tree of steps to a tree of messages: the problem is a user message, a chain one turn.
 
-    A step that another one follows gets a newline.
+    A step that is followed by another one gets a newline.
     """
     if tree.of_messages:
         return tree
@@ -373,7 +373,7 @@ def as_messages(tree: ReasoningTree) -> ReasoningTree:
 
 
 def nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int]]:
-    """Returns the nodes of a path, one list a message."""
+    """Groups the nodes of a path by message."""
     groups: list[list[int]] = []
     for i in path:
         if tree.nodes[i].continues and groups:
@@ -399,7 +399,7 @@ def _of_trajectory(extra: dict[str, Any], where: str) -> ReasoningTree:
 
 
 def _of_nodes(record: Mapping[str, Any], where: str) -> ReasoningTree:
-    """Returns the tree of a record whose nodes are messages, each after its parent."""
+    """Returns the tree of a record with messages as nodes; each must come after its parent."""
     extra, nodes = dict(record), []
     records = list_of(extra.pop("nodes"), where, "nodes")
     segment, semantics = read_segment(extra, where), semantics_of(extra, where)
@@ -429,7 +429,7 @@ def _of_nodes(record: Mapping[str, Any], where: str) -> ReasoningTree:
 
 
 def _nodes_of_message(message: Mapping[str, Any], parent: int, start: int, segment: str) -> list[Node]:
-    """Returns the nodes of a checked message, numbered from `start`: one, or one for each step of a turn."""
+    """Returns the nodes of a checked message, numbered from `start`: one, or one per step of a turn."""
     extra = {key: value for key, value in message.items() if key not in ("role", "content", "parent")}
     if not isinstance(message.get("content"), str):
         extra["content"] = message.get("content")
@@ -463,7 +463,7 @@ def _nodes_of_message(message: Mapping[str, Any], parent: int, start: int, segme
 
 
 def _record_of_message(parts: Sequence[Node], segment: str) -> dict[str, Any]:
-    """Returns the message of its nodes, with labels and scores: `_nodes_of_message`'s inverse."""
+    """Returns the message of its nodes, with labels and scores; the inverse of `_nodes_of_message`."""
     first, last = parts[0], parts[-1]
     text = "".join(part.text for part in parts)
     content = [{"type": "text", "text": part.text} for part in parts] if segment == "parts" and last.continues else text
@@ -512,12 +512,12 @@ def _records_of_messages(tree: ReasoningTree) -> list[dict[str, Any]]:
 
 
 def _reached(outcome: Any) -> bool | None:
-    """Returns whether an outcome says that the task was solved: 1 or 0; None for another reward."""
+    """Returns whether the task was solved: True for 1, False for 0, None for any other outcome."""
     return bool(outcome) if isinstance(outcome, int | float) and outcome in (0, 1) else None
 
 
 def _with_outcomes(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Returns the nodes with `correct` at each last step whose own `outcome`, or that of a leaf after it, says it."""
+    """Sets `correct` of a final step from its own `outcome` or the outcome of a leaf after it."""
     judged = list(nodes)
     steps: list[int] = []  # the last step of each node's path, -1 for none
     for i, node in enumerate(nodes):

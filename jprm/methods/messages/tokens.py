@@ -1,12 +1,11 @@
-"""Trees of messages as token ids: a chat template rendered as the agent saw it, and the ids where each step ends.
+"""Trees of messages as token ids: renders a chat template as the agent saw it, and finds the end of each step.
 
-The ids of a turn are those that transformers' `apply_chat_template` gives for the messages up to it. Most templates
-render the messages up to a turn as they render them in the whole, so that all turns of a path are on one sequence of
-ids. A template that does not (Qwen3's drops earlier thoughts, Mistral's moves the system message to the last user's)
-gives a turn a sequence of its own, as the agent saw it when it wrote the turn. What sequences share is computed once,
-like all that branches share.
+The ids of a turn equal the result of transformers' `apply_chat_template` on the messages up to it. With most templates,
+the text up to a turn is a prefix of the whole text, so all turns of a path share one sequence. Some templates rewrite
+earlier text (Qwen3 drops earlier thoughts, Mistral moves the system message to the last user message). Then a turn gets
+its own sequence, as the agent saw it. Common prefixes of sequences are computed once, like those of branches.
 
-A step's score is read at the last token of its text: of a whole turn, the token that ends the assistant's message.
+A step's score is read at the last token of its text; for a whole turn, at the token that ends the assistant's message.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ from jprm.tree import ReasoningTree, above_of, chains_of, path_to
 
 
 def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
-    """Returns the steps of a tree of messages as `jprm.token_tree.token_tree` merges them: a step's chunk begins with
-    the context since the last one.
+    """Returns the steps of a tree of messages for `jprm.token_tree.token_tree` to merge.
 
-    A step whose ids do not go on from those of the step before it, as its template shows it another text, is a chain
-    of its own from the start, as steps that are read as last ones are.
+    The chunk of a step begins with the context since the previous step. If its ids do not continue those of the
+    previous step, because the template rewrote earlier text, the step starts a separate chain from the root.
     """
     if not layout.turns:
         reason = "is a trajectory, and the model reads chains in a layout of its own"
@@ -51,7 +49,7 @@ def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """The M steps of a tree of messages, in the order of `ReasoningTree.steps`, as token ids."""
+    """The token ids of the M steps of a tree of messages, in the order of `ReasoningTree.steps`."""
 
     problem: list[int]  # what all sequences start with before the first turn
     ids: list[list[int]]  # of each step: all tokens from the start to its last
@@ -59,13 +57,12 @@ class Turns:
 
 
 def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
-    """Returns a tree of messages as token ids.
+    """Tokenises a tree of messages.
 
-    A step of several paths has the ids of the first; templates that render them otherwise for each path are no
-    templates of a conversation.
+    A step on several paths takes its ids from the first; the template must render it the same on all of them.
 
-    Raises ValueError naming the problem, and the message where it is one: a template that fails, that refuses the
-    messages or leaves out what they say; a tokenizer that is not of a tokenizer.json.
+    Raises ValueError, naming the problem and message, if the template fails, refuses the messages or leaves out their
+    text, or the tokenizer is not a tokenizer.json.
     """
     if not isinstance(tokenizer, JsonTokenizer):
         raise ValueError(f"{_name(tree)}: trajectories need a tokenizer.json; convert the tokenizer to one")
@@ -106,9 +103,9 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
 
 
 def least_tokens(tree: ReasoningTree, tokenizer: JsonTokenizer) -> int:
-    """Returns the tokens of the path with the most messages, of which the template is asked once. Raises as `turns_of`.
+    """Returns the token count of the path with the most messages, rendered once. Raises like `turns_of`.
 
-    They are at most those of the longest chain, so that what is far too long is refused before all its turns are read.
+    It is a lower bound on the longest chain, so that over-long records are refused before all turns are rendered.
     """
     parents = [node.parent for node in tree.nodes]
     path = max((path_to(chain[-1], parents) for chain in chains_of(tree)), key=len)
@@ -128,9 +125,9 @@ def _chat_of(tokenizer: JsonTokenizer) -> ChatTemplate:
 def encode_at(
     tokenizer: JsonTokenizer, text: str, places: Sequence[int], guard: str = ""
 ) -> tuple[list[int], list[int]]:
-    """Returns the ids of a rendered text, and for each place in it the number of tokens that begin before it.
+    """Returns the ids of a rendered text, and for each character offset in `places` the number of tokens before it.
 
-    Names of special tokens are read as such, but where `guard`, a character that is taken out, stands inside them.
+    Special tokens are parsed, except where `guard`, a character that is removed, splits their name.
     """
     ids, starts, at = [], [], 0
     for piece in text.split(guard) if guard else [text]:
@@ -148,7 +145,7 @@ def _name(tree: ReasoningTree) -> str:
 def _places(
     tree: ReasoningTree, nodes: Sequence[int], message: Mapping[str, Any], rendered: Rendered, begin: int, end: int
 ) -> list[int]:
-    """Returns where a turn begins in a rendered text, and where each of its steps ends: the last with the turn."""
+    """Returns the character offsets of the start of a turn and the end of each of its steps."""
     if len(nodes) == 1:
         return [begin, end]
     text, content = rendered.text[begin:end], message["content"] or ""
@@ -166,7 +163,7 @@ def _places(
 
 
 def _check_whole(rendered: Rendered, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError where a template leaves out thoughts, calls or tools: the agent wrote or read another text."""
+    """Raises ValueError if a template leaves out thoughts, content, calls or tools."""
     for tool in tools:
         name = tool.get("function", tool)["name"]
         if name not in rendered.text:
@@ -188,7 +185,7 @@ def _check_whole(rendered: Rendered, messages: Sequence[Mapping[str, Any]], tool
 
 
 def _guard(messages: Sequence[Mapping[str, Any]], tools: Sequence, specials: re.Pattern) -> str:
-    """Returns a character that no message has, to stand inside names of special tokens; "" where none occurs."""
+    """Returns a character that does not occur in the messages, to split special-token names; "" if not needed."""
     text = json.dumps([messages, tools], ensure_ascii=False)
     if not specials.search(text):
         return ""
@@ -200,7 +197,7 @@ def _guard(messages: Sequence[Mapping[str, Any]], tools: Sequence, specials: re.
 
 
 def _guarded(value: Any, specials: re.Pattern, guard: str) -> Any:
-    """Returns JSON in which the guard stands after the first character of every special token's name."""
+    """Inserts the guard after the first character of every special-token name in a JSON value."""
     if isinstance(value, str):
         return specials.sub(lambda match: match[0][0] + guard + match[0][1:], value)
     if isinstance(value, Mapping):
