@@ -162,8 +162,8 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
     problem = int(tree.length_R[0])
     if problem >= tokens:
         raise ValueError(
-            f"tree {index} ({tree.name!r}): the problem by itself takes {problem:,} tokens, which leaves a row of "
-            f"{tokens:,} no room for a step. Use longer rows or drop the problem from the data"
+            f"tree {index} ({tree.name!r}): the problem alone takes {problem:,} tokens, and a row of "
+            f"{tokens:,} has no room for a step. Use longer rows or drop the problem from the data"
         )
     depth_M, steps_M = shape.depth_R[tree.run_M], chain_lengths(tree)
     fits_M = (depth_M <= tokens) & (steps_M <= slots)

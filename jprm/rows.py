@@ -68,8 +68,8 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
 
 
 def padded_size(count: int, least: int = 1, factor: int = 2) -> int:
-    """Returns the smallest of least, factor x least, factor^2 x least, ... that is at least `count`. All arrays are
-    padded to such sizes, so that few shapes are compiled."""
+    """Returns the least of least x factor^n that is at least `count`; such sizes keep the number of compiled shapes
+    low."""
     return padded_sizes(count, least, factor)[-1]
 
 

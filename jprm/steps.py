@@ -42,7 +42,7 @@ def split(text: str, rule: str = "auto") -> list[str]:
     ['We add: 3.5 + 4 = 7.5. ', 'So it is 7.5.\\n']
     """
     if rule != "auto" and rule not in RULES:
-        raise ValueError(f"there is no rule {rule!r} to split text: use auto, {', '.join(RULES)}")
+        raise ValueError(f"unknown rule {rule!r} for splitting text: use auto, {', '.join(RULES)}")
     if not text:
         return []
     inside = _spans(_OPENING, text)

@@ -59,8 +59,6 @@ class TokenTree:
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """Depths and extents of a tree's runs and tokens; see `geometry`."""
-
     last_R: Int[np.ndarray, " R"]  # the last run of the subtree of each run
     stop_R: Int[np.ndarray, " R"]  # one past its last token, as an index into the tree
     depth_R: Int[np.ndarray, " R"]  # tokens on the path from the root to its end, its own included
@@ -98,8 +96,7 @@ def ranges(start_K: Int[np.ndarray, " K"], length_K: Int[np.ndarray, " K"]) -> I
 
 
 class _Runs:
-    """Runs under construction: (start, length, parent) into one flat buffer of ids, so that splitting copies
-    nothing."""
+    """Runs under construction: (start, length, parent) into one buffer of ids, so that splitting copies nothing."""
 
     def __init__(self, problem: Sequence[int]):
         self.flat = array("i", problem)
@@ -210,7 +207,9 @@ class Written:
 
 def _written(tree: ReasoningTree, layout: Layout, name: str, supervise: Supervise) -> Written:
     """Tokenises a tree's steps by the layout. Raises ValueError if a step has no tokens."""
-    end = _end_of_chain(layout) if supervise == "token" else []
+    end = [layout.tokenizer.eos] if supervise == "token" else []  # a policy ends every chain
+    if None in end:
+        raise ValueError("the tokenizer has no end-of-sequence token, so a policy could never end a chain; add one")
     parents = [node.parent for node in tree.nodes]
     inner, depth = set(parents), []  # depth of every node, in steps
     chunks, lasts = [], []
@@ -285,7 +284,7 @@ def _labels(
     if weight:
         number_M = _extra(tree, name, weight, "weight", absent=1.0)
         if (number_M < 0).any():
-            raise ValueError(f"problem {name!r}: {weight}, which data.weight names, is negative")
+            raise ValueError(f"problem {name!r}: {weight} (data.weight) is negative. Weights must be 0 or more")
         known_M = np.array([node.correct is not None for node in tree.nodes], bool)
         weight_M *= np.where((number_M == 0) & known_M, 1.0, number_M)
     if supervise == "outcome_steps":
@@ -315,7 +314,7 @@ def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) 
         for node, label in zip(tree.steps, classes, strict=True):
             values[node] = None if label is None else float(key in ([label] if isinstance(label, str) else label))
     elif absent_everywhere:
-        raise ValueError(f"problem {name!r}: no node has {key!r}, which data.{field} names")
+        raise ValueError(f"problem {name!r}: no node has {key!r}. Change data.{field}, or add the key to the records")
     for index, value in enumerate(values):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise ValueError(f"problem {name!r}, node {index}: {key} is {value!r}, not a number")
@@ -419,12 +418,6 @@ def tokens_above(tree: TokenTree) -> Int[np.ndarray, " N"]:
     above_N = np.arange(-1, len(tree.tokens_N) - 1)
     above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]
     return above_N
-
-
-def _end_of_chain(layout: Layout) -> list[int]:
-    if layout.tokenizer.eos is None:
-        raise ValueError("the tokenizer has no end-of-sequence token, so a policy could never end a chain; add one")
-    return [layout.tokenizer.eos]
 
 
 def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarray, " L"]) -> TokenTree:

@@ -108,10 +108,7 @@ class JsonTokenizer:
             return self.inner.encode(_checked(text), add_special_tokens=False).ids
 
     def encode_control(self, text: str, special: bool) -> list[int]:
-        """Encodes a trusted text, e.g. a whole prompt, with the names of special tokens parsed.
-
-        `special` adds the tokens that the tokenizer puts around a text, such as bos.
-        """
+        """Encodes a trusted text with special tokens parsed; `special` adds e.g. bos around it."""
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             return self._control.encode(_checked(text), add_special_tokens=special).ids
 
@@ -263,13 +260,13 @@ def _load_json(path: Path) -> JsonTokenizer:
         config = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
         names = {key: config.get(key) for key in ("bos_token", "eos_token")}
     except (ValueError, RecursionError, AttributeError) as error:
-        raise ValueError(f"{config_path}: is no JSON object ({error}). Fetch it again") from None
+        raise ValueError(f"{config_path}: is not a JSON object ({error}). Fetch it again") from None
     ids = {}
     for key, token in names.items():
         token = token.get("content") if isinstance(token, dict) else token
         ids[key] = inner.token_to_id(token) if isinstance(token, str) else None
         if token is not None and ids[key] is None:
-            raise ValueError(f"{config_path}: {key} is {token!r}, which is no token of {path}: fetch both again")
+            raise ValueError(f"{config_path}: {key} is {token!r}, not a token in {path}. Fetch both again")
     return JsonTokenizer(inner, ids["bos_token"], ids["eos_token"], chat_of(path.parent))
 
 
@@ -405,10 +402,7 @@ class Layout(Protocol):
         ...
 
     def problem(self, text: str, system: str = "") -> list[int]:
-        """Returns the ids with which every chain of the problem starts, with the system message, if any.
-
-        Raises ValueError if the layout has no place for a system message.
-        """
+        """Returns the ids at the start of every chain of the problem. Raises ValueError if `system` has no place."""
         ...
 
     def step(self, text: str, number: int) -> list[int]:
@@ -416,10 +410,7 @@ class Layout(Protocol):
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:
-        """Returns the ids of a step that ends its chain, if the score must be read there.
-
-        None: the score is read at the end of `step`, whether or not steps follow.
-        """
+        """Returns the ids of a step at the end of its chain, if it is read differently there; else None."""
         ...
 
 
@@ -491,8 +482,7 @@ class TemplateLayout:
 
     @functools.cached_property
     def _pieces(self) -> tuple[list[list[int] | tuple[str, bool]], ...]:
-        """Pieces of the opening, of first and later steps, and of both as last steps: ids, or (text to fill in,
-        `joined`)."""
+        """Pieces of opening, first and later steps, and both as last steps: ids, or (text to fill, `joined`)."""
         after_opening, after_step = (
             self._cut(template[-1])[-1] not in self._control for template in (self.opening, self.later)
         )
@@ -526,8 +516,7 @@ class TemplateLayout:
 
     @functools.cached_property
     def _control(self) -> frozenset[str]:
-        """Tokens that end a text, so that the tokenizer starts anew. Other names are text that happens to be one
-        token."""
+        """Names after which the tokenizer starts anew. Other names are text that happens to be one token."""
         return frozenset({"{bos}"} | {name for name, i in self.ids.items() if self.tokenizer.token_id(name) == i})
 
     def encode(self, text: str, joined: bool) -> list[int]:

@@ -123,7 +123,9 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     kinds = [kind for kind, key in (("chain", "steps"), ("pool", "samples"), ("tree", "nodes")) if key in record]
     kinds += ["trajectory"] if "messages" in record and _messages().is_trajectory(record) else []
     if len(kinds) > 1:
-        raise RecordError(where, "record", f"is a {' and a '.join(kinds)} at once", "Rename the keys not meant.")
+        raise RecordError(
+            where, "record", f"is a {' and a '.join(kinds)} at once", "Keep the key of one kind and rename the others."
+        )
     if not kinds and any(key in record for key in ("response", "completions", "messages")):
         kinds, record = ["chain"], _messages().chain_of(record, where)
     if not kinds:
@@ -161,7 +163,7 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
 def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
     """Returns the tree of one chain. Raises TypeError if steps are one string or problems are several."""
     if isinstance(steps, str):
-        raise TypeError("steps is one string: pass a list of steps, [text] where there is one")
+        raise TypeError("steps is one string: pass a list of steps, e.g. [text] for one step")
     if isinstance(problem, list | tuple):
         raise TypeError('several problems: pass [{"problem": ..., "steps": [...]}, ...] to `score_many`')
     return tree_of({"problem": problem, "steps": list(steps)})
@@ -205,10 +207,7 @@ def with_rest(record: dict[str, Any], tree: ReasoningTree) -> dict[str, Any]:
 
 
 def chains_of(tree: ReasoningTree, *, context: bool = False) -> list[list[int]]:
-    """Returns the step indices of every path from the problem to a last step, ordered by last step.
-
-    In a tree of messages, context nodes are included only with `context`.
-    """
+    """Returns the path of nodes to each last step, in order of last steps; without `context` only the steps on it."""
     above, steps = above_of(tree), tree.steps
     inner = {above[i] for i in steps}
     parents = [node.parent for node in tree.nodes] if context else above
@@ -366,7 +365,7 @@ def _column(branch: Mapping[str, Any], key: str, steps: list, where: str, field:
     values = list_of(branch[key], where, field + key)
     if len(values) != len(steps):
         reason = f"has {len(values)} entries for {len(steps)} steps"
-        raise RecordError(where, field + key, reason, "Give one entry a step.")
+        raise RecordError(where, field + key, reason, "Give one entry per step.")
     return values
 
 
@@ -429,10 +428,10 @@ def _record_of_branch(nodes: Sequence[Node]) -> dict[str, Any]:
         branch["correct"] = leaf.correct
     if any(score is not None for score in scores):
         if None in scores:
-            raise ValueError("a chain or sample has a score at every step or at none: use kind='tree'")
+            raise ValueError("a chain or sample must have scores at all steps or at no step: use kind='tree'")
         branch["scores"] = scores
     if any(node.outputs.keys() != leaf.outputs.keys() for node in nodes):
-        raise ValueError("a chain or sample has the same named outputs at every step: use kind='tree'")
+        raise ValueError("a chain or sample must have the same named outputs at every step: use kind='tree'")
     if leaf.outputs:
         branch["outputs"] = {name: [node.outputs[name] for node in nodes] for name in leaf.outputs}
     return branch | {key: value for key, value in leaf.extra.items() if key not in branch}

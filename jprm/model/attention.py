@@ -78,7 +78,7 @@ def check_softmax(name: str, what: str) -> None:
     """Raises ValueError if `what` computes a softmax and the implementation does not declare the same."""
     if name not in ATTENTION and not find(name).softmax:
         raise ValueError(
-            f"model.attention={name!r} does not say that it computes the softmax, which {what} computes. If it does,"
+            f"model.attention={name!r} does not declare the softmax that {what} computes. If it computes it,"
             " set softmax=True in its Implementation; if not, make it a kind (jprm.methods.layers.attending)"
         )
 
@@ -103,7 +103,6 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
 
 
 def attend(q_BTKGH, k_BSKH, v_BSKH, plan: Any, config: ModelConfig, window=None) -> Float[Array, "B T K G H"]:
-    """Calls `Implementation.attend` of `config.attention`."""
     return find(config.attention).attend(q_BTKGH, k_BSKH, v_BSKH, plan, config, window)
 
 
@@ -235,10 +234,7 @@ def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
 
 
 def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: ModelConfig, at_once: bool, first=0):
-    """Attends one block of queries at a time, rematerialised, so that only one block's logits are in memory.
-
-    first: the index of the first query in its row.
-    """
+    """Attends one block of queries at a time, rematerialised. `first` is the row index of the first query."""
     T, S = q_BKGTH.shape[3], k_BKSH.shape[2]
     # At most 64 blocks, which bounds the size of the compiled program.
     block = T if at_once else max(config.attention_block, -(-T // 64))

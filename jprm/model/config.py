@@ -18,8 +18,7 @@ KINDS = {
     "dense": "jprm.model.transformer:DENSE",
     "experts": "jprm.methods.layers.experts:EXPERTS",
 }
-"""Kinds of layers (`jprm.model.layers`) by name, imported on first use. A config may also name the user's own, e.g.
-`mymodule:NAME`."""
+"""Kinds of layers by name (`jprm.model.layers`), imported on first use; `module:NAME` is one of the user's own."""
 
 NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
 """Before the mixer, before the MLP, after the mixer, after the MLP."""
@@ -143,8 +142,7 @@ class ModelConfig:
     """The backward pass recomputes: nothing; everything but products; the MLP (attention is kept); everything but
     layer inputs. Memory falls in this order."""
     product_layers: int = 0
-    """Number of layers, the last of each group, that keep their products as `remat="dots"` does: as many as fit in
-    memory."""
+    """The last layers of each group, this many, keep products like `remat="dots"`, as memory allows."""
     attention: str = "blocked"  # a name in `jprm.model.attention.ATTENTION`, or module:NAME
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` chooses its own
 
@@ -172,7 +170,7 @@ class ModelConfig:
             if not 0 <= getattr(self, field) < math.inf:
                 raise ValueError(f"{field}={getattr(self, field)} must be a positive number, or 0 for none")
         if self.rope_theta_local and not self.windows:
-            raise ValueError(f"rope_theta_local={self.rope_theta_local} is of layers with a window, and there are none")
+            raise ValueError(f"rope_theta_local={self.rope_theta_local} needs layers with a window: set windows")
         for field, values in _CHOICES.items():
             if getattr(self, field) not in values:
                 raise ValueError(f"{field}={getattr(self, field)!r} is not one of {', '.join(values)}")
@@ -216,7 +214,6 @@ class ModelConfig:
 
     @property
     def query_scale(self) -> float:
-        """Factor of the attention logits."""
         return (self.query_pre_attn_scalar or self.head_dim) ** -0.5
 
 

@@ -131,8 +131,7 @@ class Head:
     bias: tuple[float, ...] = ()
     """Initial bias per channel; () is 0."""
     spread: float = 0.0
-    """Standard deviation of the initial logits, from a random kernel; 0 starts the kernel at 0. Channels of equal
-    meaning need it to become different."""
+    """Standard deviation of the initial logits, so that channels of equal meaning become different; 0: kernel at 0."""
 
     def size(self, vocab_size: int) -> int:
         return len(self.channels) or vocab_size
@@ -150,10 +149,7 @@ class Head:
         return self.log_likelihood(logit_BSC, target_BS)
 
     def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
-        """Returns (score, is correct) per step for metrics, both (...).
-
-        A policy's score is the probability of the next token.
-        """
+        """Returns (score, is correct) per step, both (...). A policy's score is the probability of the token."""
         if self.readout is not None:
             score_BS = self.readout.score(logit_BSC)
         else:
@@ -296,7 +292,9 @@ def find(name: str) -> Head:
 def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) -> Head:
     """Returns a head of named outputs. Raises ValueError if a name repeats or is `score`."""
     if len(set(names)) < len(names) or "score" in names:
-        raise ValueError(f"head {activation}={','.join(names)}: names must differ, and `score` is that of the first")
+        raise ValueError(
+            f"head {activation}={','.join(names)}: names must differ, and `score` is reserved for the first"
+        )
     one_hot = {name: tuple(float(name == other) for other in names) for name in names}
     outputs = {name: Weighted(activation, factors) for name, factors in one_hot.items()}
     return Head(names, Readout(score=outputs[names[0]], **outputs), NAMED)

@@ -33,8 +33,7 @@ from jprm.model.mesh import gathered_weight, sharding, spec
 from jprm.options import find_part
 
 SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp", "S": "mlp", "E": "experts"}
-"""Axis letters of parameters to the logical axes that `jprm.model.mesh` splits. Other letters, and the width of a
-vector, are not split."""
+"""Letters of axes that `jprm.model.mesh` splits, to logical axes. The width of a vector is not split."""
 
 KEYS = "keys"
 """`Kind.cached` of attention: keys and values are cached, and decoding computes the softmax over them."""

@@ -50,10 +50,7 @@ class MeshConfig:
 
 
 def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
-    """Returns the mesh over `devices`, by default the devices of the process group.
-
-    Raises ValueError if the sizes do not fit.
-    """
+    """Returns the mesh over `devices`, by default the process group's. Raises ValueError if the sizes do not fit."""
     devices = multihost.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in MESH_AXES]
     free = [i for i, size in enumerate(sizes) if size == -1]
@@ -154,10 +151,8 @@ def put_rows(rows, mesh: Mesh, lead: int = 0):
 
 
 def put(arrays, place: NamedSharding):
-    """Puts host arrays, equal in every process, on the mesh. Each process sends only the parts of its own devices.
-
-    (`jax.device_put` would make the processes compare the arrays first.)
-    """
+    """Puts equal host arrays of all processes on the mesh, each only its own parts. (`jax.device_put` compares
+    first.)"""
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
 
@@ -197,7 +192,7 @@ def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
     """Raises ValueError if the mesh does not divide the rows, their tokens or the model; names the field to change."""
     _, fsdp, tensor, context, expert = (mesh.shape[axis] for axis in MESH_AXES)
     if expert > 1 and not config.experts.count:
-        raise ValueError(f"mesh.expert={expert} splits experts, and the model has none; set mesh.expert=1")
+        raise ValueError(f"mesh.expert={expert} splits experts, but the model is dense; set mesh.expert=1")
     for what, size, by, axis in [
         ("rows a micro-batch", rows, row_parts(mesh), "data x fsdp" + " x expert" * (expert > 1)),
         ("tokens a row", tokens, context, "context"),

@@ -54,7 +54,7 @@ def new_parameters(path: object, lacking: Iterable[str], pattern: str) -> set[st
             " matches them, to train them from random ones"
         )
     if pattern and not new:
-        raise ValueError(f"new_parameters={pattern!r}: {path} lacks no parameter that it matches; leave it empty")
+        raise ValueError(f"new_parameters={pattern!r}: matches no missing parameter of {path}. Leave it empty")
     return new
 
 
@@ -120,7 +120,9 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Any:
     if dtype == "nf4" and matrix and role != "embed":
         return find_part("jprm.methods.formats.blocks:nf4", {}, "nf4")(role, x)
     if dtype == "gguf" and matrix:
-        raise ValueError("dtype='gguf' keeps the blocks of a GGUF file, and these weights have none; use nf4 or int8")
+        raise ValueError(
+            "dtype='gguf' keeps the blocks of a GGUF file, but these weights are not from one; use nf4 or int8"
+        )
     known = role in wide() or role.endswith(("norm", "bias")) or role in layers.builtin() or role == "embed"
     if dtype in ("int8", "nf4") and not known:
         raise ValueError(
@@ -250,10 +252,7 @@ class Adapted:
 
 
 def merge(params: Mapping, config: LoraConfig) -> dict:
-    """Returns the plain model's parameters: each matrix W with an adapter becomes W + scale A B, in float32.
-
-    A quantised matrix becomes `Adapted`.
-    """
+    """Merges adapters: each matrix W becomes W + scale A B in float32, or `Adapted` if it is quantised."""
     if not config.rank:
         return dict(params)
 
@@ -277,10 +276,7 @@ def with_adapter(role: str, w: Any, stack: Mapping[str, Array], scale: float) ->
 
 
 def _sum(role: str, w: Array, a: Array, b: Array, scale: float) -> Array:
-    """Returns W + scale A B, for a stack of layers or for one.
-
-    The product has full float32 precision, which is not the default on TPUs.
-    """
+    """Returns W + scale A B of a layer or a stack, in full float32 precision, which TPUs do not use by default."""
     product, places = products()[role], layers.weight_of(role).places
     if w.ndim < len(places):
         product, places = product.replace("L", ""), places[1:]
@@ -318,10 +314,7 @@ def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
 
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
-    """Returns the FLOPs of one update on `rows` rows, or of scoring them if `trained` (parameter paths) is empty.
-
-    Adapter products are left out: they are thousands of times smaller than the matrix products.
-    """
+    """Returns the FLOPs of an update on `rows` rows, or of scoring if `trained` (paths) is empty, without adapters'."""
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
     first = next((i for i in groups if in_group[i]), len(model.layer_groups))

@@ -82,16 +82,16 @@ class OfSteps:
         head = heads.find(name)
         if supervise not in head.target.supervise:
             takes = " or ".join(head.target.supervise)
-            raise ValueError(f"data.supervise={supervise!r} does not fit head {name!r}, which takes {takes}")
+            raise ValueError(f"data.supervise={supervise!r} does not fit head {name!r}; use {takes}")
         if self.supervise and supervise not in self.supervise:
             takes = " or ".join(self.supervise)
-            raise ValueError(f"data.supervise={supervise!r} does not fit the objective, which takes {takes}")
+            raise ValueError(f"data.supervise={supervise!r} does not fit the objective; use {takes}")
         if self.target is not None and head.target != self.target:
             takes = " or ".join(name for name, other in HEADS.items() if other.target == self.target)
             raise ValueError(f"the objective does not fit head {name!r}; it takes {takes}")
         if neutral not in head.target.neutral:
             takes = " or ".join(head.target.neutral)
-            raise ValueError(f"target.neutral={neutral!r} does not fit head {name!r}, which takes {takes}")
+            raise ValueError(f"target.neutral={neutral!r} does not fit head {name!r}; use {takes}")
 
 
 def balance(sums: Mapping[str, Array]) -> Array:
@@ -125,7 +125,7 @@ class Pointwise(OfSteps):
     def check(self, config: ObjectiveConfig) -> None:
         super().check(config)
         if self.loss is likelihood and heads.find(config.model.head).log_likelihood is None:
-            raise ValueError(f"the objective does not fit head {config.model.head!r}, which has no likelihood")
+            raise ValueError(f"the objective does not fit head {config.model.head!r}: it has no likelihood")
 
 
 def likelihood(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scalar:
@@ -273,8 +273,7 @@ class PQM(OfSteps):
         return *total(log_odds(head, logit_BSC), rows, config), metrics
 
     def _of_chains(self, q_BS: Array, rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar]:
-        """Computes chain by chain; axis 1 of (B, S, S) is leaves. A chain's steps are all in the row that owns its
-        leaf."""
+        """Computes chain by chain, in the row that owns the leaf; axis 1 of (B, S, S) is leaves."""
         target_BS, weight_BS = targets(dataclasses.replace(rows, weight=rows.tree_weight), config.target)
         right_BS, wrong_BS = (weight_BS > 0) & (target_BS >= 0.5), (weight_BS > 0) & (target_BS < 0.5)
         before_BSS = ancestors(rows)
@@ -316,10 +315,7 @@ pqm = PQM()
 
 
 def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"]:
-    """Returns the log-odds of a probability head: the logit of `scalar`, the difference for `binary`.
-
-    For an ensemble it is the mean over members.
-    """
+    """Returns a probability head's log-odds: `scalar`'s logit, `binary`'s difference, the mean of ensemble members."""
     if head.log_odds:
         factor_C = jnp.array(head.log_odds) / sum(factor * factor for factor in head.log_odds)
         return jnp.sum(logit_BSC * factor_C, axis=-1)
@@ -328,10 +324,7 @@ def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"
 
 
 def pair_loss(s_BS: Float[Array, "B S"], pair_BSS: Float[Array, "B S S"]) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns weighted sums over pairs (i, j) with i better: Bradley-Terry loss, count, pairs in the right order.
-
-    The loss of a pair is -log sigmoid(s_i - s_j), with s the log-odds.
-    """
+    """Returns weighted sums over pairs (i, j), i better: -log sigmoid(s_i - s_j), count, pairs in the right order."""
     margin_BSS = s_BS[:, :, None] - s_BS[:, None, :]
     loss = -jnp.sum(pair_BSS * jax.nn.log_sigmoid(margin_BSS))
     return loss, jnp.sum(pair_BSS), jnp.sum(pair_BSS * (margin_BSS > 0))
@@ -635,7 +628,7 @@ def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objec
     except (TypeError, ValueError) as error:
         reason = f"{error.field}: {error.reason}" if isinstance(error, OptionError) else error
         known = described(kinds)
-        raise ValueError(f"objective={name!r}, of which objective_options may set: {known}: {reason}") from error
+        raise ValueError(f"objective={name!r}: {reason}. objective_options may set: {known}") from error
     return cast(Objective, objective)
 
 
@@ -687,5 +680,5 @@ def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
     if not texts:
         raise ValueError(f"objective={name!r}: there is no file {path}")
     if len(set(texts)) > 1:
-        raise ValueError(f"{path}: differs from {files[1]}, which the run started with. Use another --workdir")
+        raise ValueError(f"{path}: differs from the run's copy {files[1]}. Use another --workdir")
     return texts[0]

@@ -70,10 +70,7 @@ def by_every_rule(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) ->
 
 @jax.jit
 def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Returns `by_every_rule` with `prod` and `mean_log` as logarithms, for sorting and argmax.
-
-    The order is the same, but a product of a few hundred steps underflows float32 and would make chains look tied.
-    """
+    """Returns `by_every_rule` for sorting: `prod` and `mean_log` are logarithms, as long products underflow to ties."""
     return _rank_keys(jnp, score_BP, mask_BP)
 
 

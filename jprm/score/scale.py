@@ -26,8 +26,7 @@ MEANING: dict[str, str] = {
     "half": "differences of two probabilities",
     "sigmoid": "log odds or log ratios",
 }
-"""The meaning of the scores by `Scale.weight`. Correctness and values are probabilities, implicit PRMs give log
-ratios."""
+"""The meaning of scores by `Scale.weight`: e.g. correctness gives probabilities, implicit PRMs log ratios."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Scale:
         if (wrong := ~((weight >= 0) & (weight <= 1))).any():
             outside = float(score[wrong.argmax()])
             raise ValueError(
-                f"{where}: the score {outside:g} is none of {MEANING[self.weight]}. Scores of another scale need the"
+                f"{where}: the score {outside:g} is outside the scale of {MEANING[self.weight]}. Other scales need the"
                 " file OUT.info.json that `jprm score` writes beside them"
             )
         return weight

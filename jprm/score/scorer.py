@@ -133,10 +133,7 @@ class PRM:
         return np.array(list(map(as_written, outputs["score"])), np.float32)
 
     def logits(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, "P C"]:
-        """Returns the head's logits at every step, (P, C) float32.
-
-        Raises like `score`; and ValueError for an implicit PRM, which has no step logits.
-        """
+        """Returns the head's logits at every step, (P, C) float32. Raises like `score`, and for an implicit PRM."""
         self._check_logits()
         (outputs,) = self._outputs(self._prepared([chain_tree(problem, steps)]), _logits)
         return outputs["logits"]
@@ -148,7 +145,7 @@ class PRM:
         """
         self._check_logits()
         if self.config.steps:
-            raise ValueError(f"{self.name}: model.steps reads the ends of steps, which ids do not tell: use `score`")
+            raise ValueError(f"{self.name}: model.steps needs the ends of steps, and token ids have none: use `score`")
         self.check_length(len(ids), "token ids")
         if not ids or not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
             raise ValueError(f"token ids: give at least one, each from 0 to {self.config.vocab_size - 1:,}")
@@ -165,7 +162,9 @@ class PRM:
 
     def _check_logits(self) -> None:
         if self.ratio is not None:
-            raise ValueError(f"{self.name}: an implicit PRM scores by two models' tokens and has no logits of steps")
+            raise ValueError(
+                f"{self.name}: an implicit PRM scores by the tokens of two models, and has no step logits. Use `score`"
+            )
 
     def score_many(self, records: Iterable[dict[str, Any]], speed: Speed | None = None) -> Iterator[dict[str, Any]]:
         """Yields the records in order with their scores: `scores` in chains and pool samples, `score` in nodes.
@@ -183,7 +182,7 @@ class PRM:
           FloatingPointError: a score that is not finite.
         """
         if isinstance(records, str | os.PathLike | Mapping):
-            raise ValueError("score_many takes records, [{...}, ...]; those of a file are jprm.tree.read_records(FILE)")
+            raise ValueError("score_many takes records, [{...}, ...]. To read a file, use jprm.tree.read_records(FILE)")
         return self._scored_many(records, speed)
 
     def _scored_many(self, records: Iterable[dict[str, Any]], speed: Speed | None) -> Iterator[dict[str, Any]]:
@@ -211,15 +210,12 @@ class PRM:
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns the head's named outputs, (N,) float32 each, for each tree of N nodes; `score` is one of them.
-
-        `trees` may be a result of `prepare`. Raises like `score_many`.
-        """
+        """Returns named outputs, (N,) float32 each, per tree of N nodes or per `prepare`d tree. Raises like
+        `score_many`."""
         return self._outputs(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of the outputs in `outputs_of`."""
         return ("score",) if self.ratio is not None else tuple(name for name, _ in self.readout.outputs)
 
     def by(self, output: str) -> PRM:
@@ -244,14 +240,11 @@ class PRM:
         except ValueError:
             raise ValueError(f"{output!r}: write it as `NAME unless OTHER > 0.5`") from None
         if self.scale.weight != "score":
-            raise ValueError(f"{output!r}: {self.name} scores no probabilities, of which 0 is the worst")
+            raise ValueError(f"{output!r}: {self.name} needs a model that scores probabilities, with 0 as the worst")
         return dataclasses.replace(self, readout=Readout(score=readout))
 
     def compile(self, tokens: int) -> None:
-        """Compiles the programs for rows of `tokens` tokens, and runs nothing.
-
-        Raises MemoryError if a device cannot hold such rows.
-        """
+        """Compiles rows of `tokens` tokens, without a run. Raises MemoryError if a device cannot hold such rows."""
         rows = empty_rows(1, tokens, tokens // 2)
         for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
             self._compile(batch)
@@ -420,8 +413,7 @@ def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
 
 
 def _sums_of_turns(tree: ReasoningTree, own_N: Float[np.ndarray, " N"]) -> dict[str, Float[np.ndarray, " N"]]:
-    """Returns each turn's log ratio as `turn`, and its cumulative sum along the path as the score. Messages of tools
-    and users are left out."""
+    """Returns the log ratio of each assistant turn as `turn`, and its sum along the path as the score."""
     score_N, above = own_N.copy(), above_of(tree)
     for i in tree.steps:  # a turn comes after those before it
         if above[i] >= 0:
@@ -455,8 +447,7 @@ def row_lengths(longest: int) -> list[int]:
 
 
 def rows_of_trees(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields packed rows by length, with the tree index and the node of every slot. Rows have at most `row` tokens,
-    unless a chain needs more."""
+    """Yields packed rows by length, with tree index and node of every slot; `row` tokens unless a chain needs more."""
     for tokens, members in row_groups(trees, row).items():
         packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
         yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
@@ -641,8 +632,7 @@ def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> Non
 
 
 def least_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
-    """Returns a lower bound on the temporaries of `rows` rows in bytes: hidden states, and for `reference` attention
-    also the float32 logits of all token pairs."""
+    """Returns a lower bound on temporary bytes: hidden states, and `reference` attention's float32 logits."""
     pairs = config.heads * tokens * tokens * 4 if config.attention == "reference" else 0
     return rows * (2 * tokens * config.width * 4 + pairs)
 

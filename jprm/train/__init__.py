@@ -129,7 +129,7 @@ class Trainer:
                 self._id = multihost.first(store.claim, folder, experiment, self.tokenizer, log_ratio)
                 if not multihost.everywhere((folder / RUN).is_file()):
                     raise ValueError(
-                        f"{workdir}: is not the same folder on every host; --workdir must be where all can write"
+                        f"{workdir}: differs between hosts. Set --workdir to a folder that all hosts share"
                     )
                 mark_own(folder / RUN)  # on every host: each reads the base again that it names
                 self.checkpoints = store.open_checkpoints(folder, experiment.keep, experiment.keep_every)
@@ -201,10 +201,8 @@ class Trainer:
             )
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
-        """Returns loss and metrics over these files, by default the experiment's validation files.
-
-        Judged scores give `valid_step_accuracy` and the exact `valid_auroc`, which is None if all labels are alike.
-        """
+        """Returns loss and metrics over files, by default `data.valid`, e.g. `valid_auroc` (None if labels are all
+        alike)."""
         config, task = self.experiment.data, self.experiment.task
         if not (files := files or config.valid):
             raise ValueError(

@@ -52,10 +52,7 @@ def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -
 def batches_of(
     experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False
 ) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
-    """Returns batches of `data.rows` rows with packing counts (`counted_batches`).
-
-    They are shuffled and endless, or with `once` in file order.
-    """
+    """Returns batches of `data.rows` rows with packing counts: shuffled and endless, or with `once` in file order."""
     return _batches(experiment, _sources(experiment, files, layout), once=once)
 
 
@@ -79,7 +76,6 @@ def _batches(
 
 
 def _joined(sources: Sequence[Any]) -> grain.MapDataset[Any]:
-    """Concatenates sources."""
     whole = [grain.MapDataset.source(source) for source in sources]
     return whole[0] if len(whole) == 1 else grain.MapDataset.concatenate(whole)
 
@@ -103,7 +99,7 @@ def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> li
         raise ValueError(f"{shards[0]}: is shards of tokens, and other data are records: run `jprm tokenise` on all")
     loaded = {file: data.load(file) for file in files}
     if empty := [file for file, records in loaded.items() if not len(records)]:
-        raise ValueError(f"{empty[0]}: holds no record; there is nothing to train on")
+        raise ValueError(f"{empty[0]}: holds no record. Give a file with records")
     parts = [[file] for file in files] if config.mixture and len(config.mixture) == len(files) else [list(files)]
     tokenise_tree = functools.partial(tokens_of, experiment=experiment, layout=layout)
     sources = [_joined([loaded[file] for file in part]).map(tokenise_tree) for part in parts]
@@ -188,7 +184,7 @@ def _checked(tree: ReasoningTree, experiment: Experiment) -> ReasoningTree:
     if step and tree.semantics != target.labels:
         raise ValueError(
             f"problem {tree.problem[:60]!r}: its labels are of semantics {tree.semantics!r}, but target.labels is"
-            f" {target.labels!r}; set it to what the labels are"
+            f" {target.labels!r}; make them equal"
         )
     judged = not target.consensus or all(n.label is None or target.consensus in n.extra for n in tree.nodes)
     if not judged:
@@ -263,7 +259,7 @@ def counted_batches(trees: Source, config: PipelineConfig) -> grain.IterDataset[
 def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
     """Returns the token trees of one epoch, reshuffled in each."""
     if len(trees) == 0:
-        raise ValueError("the data source is empty; there is nothing to train on")
+        raise ValueError("the data source is empty. Give at least one tree")
     source: grain.MapDataset[Any] = grain.MapDataset.source(trees).seed(config.seed)
     return source.shuffle() if config.shuffle else source
 
@@ -271,10 +267,7 @@ def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
 def rows_of(
     windows: grain.MapDataset[Any], config: PipelineConfig, *, divided: bool = False
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
-    """Returns the batches of `counted_batches` from windows of token trees.
-
-    `divided`: the windows are already only those of `config.stream`; else it takes every n-th.
-    """
+    """Packs windows of token trees into batches; `divided` windows are this stream's, else it takes every n-th."""
     (first, count), rows = config.stream, config.stream_rows
     if divided:
         packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))

@@ -189,7 +189,6 @@ class Log:
         self.bar.add(0, ", ".join(f"{name} {v:,.0f}" if v >= 1000 else f"{name} {v:.3g}" for name, v in shown.items()))
 
     def flush(self) -> None:
-        """Returns when all lines are in the run's folder."""
         if self.lines is not None:
             self.lines.flush()
 
@@ -209,10 +208,7 @@ class Log:
         }
 
     def _utilisation(self, tokens: float) -> dict[str, float]:
-        """Returns `mfu`: model FLOPs for the real tokens, over the devices' peak in the same time.
-
-        If rows hold trees it is an upper bound: their attention has fewer pairs than a chain as long as the row.
-        """
+        """Returns `mfu`: model FLOPs for real tokens over the devices' peak; an upper bound if rows hold trees."""
         if self._least_seconds is None or not self._times:
             return {}
         filled = tokens / (self.steps * self._cells)
@@ -291,7 +287,6 @@ class Trackers:
             atomic_write(path, json.dumps(ids | new, indent=2) + "\n")
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Gives every tracker the numbers of a line of `metrics.jsonl`."""
         numbers = {
             name: value for name, value in values.items()
             if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
@@ -513,7 +508,6 @@ class Profile:
         self._stop()
 
     def before(self, step: int) -> None:
-        """Starts the trace if the window begins."""
         if not self._tracing and self.window[0] <= step <= self.window[1] and multihost.is_first():
             jax.profiler.start_trace(self._written.enter_context(self.folder.filling()))
             self._tracing = True

@@ -236,10 +236,7 @@ def _optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs
 
 
 def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation that steps downhill by `rate`, an argument of `update`.
-
-    The state counts updates, as optax's own schedules do.
-    """
+    """Steps downhill by `rate`, an argument of `update`; the state counts updates, like optax's schedules."""
 
     def update(updates, state, params=None, *, rate: Scalar, **_: Any):
         updates = jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, updates)
@@ -350,7 +347,9 @@ def _of_heads(name: str) -> Any:
 def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
     model, tied = experiment.model, base.model_config(path).tied_embeddings
     if tied != model.tied_embeddings:
-        raise ValueError(f"{path}: tied_embeddings is {tied}, the config says {model.tied_embeddings}")
+        raise ValueError(
+            f"{path}: tied_embeddings is {tied}, but {model.tied_embeddings} in the config. Change the config"
+        )
     return {} if tied else {"head": base.load_language_head(path, model)}
 
 

@@ -334,7 +334,7 @@ class LiveTrees:
         """
         for parent in parents:
             if parent not in self._nodes or not self._nodes[parent].live:
-                raise ValueError(f"handle {parent} is not there, or was released: extend only what is live")
+                raise ValueError(f"handle {parent} is unknown or released. Extend only live handles")
         layout, depths = self._prm.layout, [self._nodes[parent].depth for parent in parents]
         places = list(zip(steps, depths, strict=True))
         ids = [layout.step(*place) for place in places]

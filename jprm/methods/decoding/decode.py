@@ -114,12 +114,12 @@ def check(config: ModelConfig) -> None:
     mixers = {layers.kinds_of(config, layer)[0] for layer in range(config.layers)}
     if unknown := sorted(name for name in mixers if layers.find(name).cached is None):
         raise NotImplementedError(
-            f"model.mixers has {', '.join(unknown)}, which cannot go on from a cache: its Kind has no `cached`"
+            f"model.mixers has {', '.join(unknown)}, which cannot continue from a cache. Set `cached` in its Kind"
         )
     own = [name for name in mixers if layers.find(name).cached == layers.KEYS and not _is_attention(name)]
     if own:
         raise NotImplementedError(
-            f"model.mixers has {', '.join(sorted(own))}, whose Kind has cached=KEYS and no `apply` of attention's."
+            f"model.mixers has {', '.join(sorted(own))}, with cached=KEYS but an `apply` of its own."
             " Give it an `Attending` (jprm.methods.layers.attending) or a `Recurrent`"
         )
     if any(map(_is_attention, mixers)):

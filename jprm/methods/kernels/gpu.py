@@ -113,7 +113,7 @@ def _of_layer(blocks: BlockTable) -> BlockTable:
     if blocks.window is None:
         return blocks
     if blocks.local is None:
-        raise ValueError("attention='gpu_kernel': a layer has a window, and the model's `windows` name none")
+        raise ValueError("attention='gpu_kernel': a layer has a window, but the model's `windows` are empty. Set them")
     whole = (blocks.forward, blocks.dq, blocks.dkv)
     forward, dq, dkv = jax.tree.map(functools.partial(jnp.where, blocks.window < UNBOUNDED), blocks.local, whole)
     return dataclasses.replace(blocks, forward=forward, dq=dq, dkv=dkv, local=None)

@@ -220,16 +220,16 @@ class RLExperiment:
             self._check_sampling_hosts()
         if self.engine and self.temperature != 1:
             raise ValueError(
-                f"temperature={self.temperature} must be 1 with an engine, whose log-probabilities are of 1"
+                f"temperature={self.temperature} must be 1 with an engine, which reports log-probabilities at 1"
             )
         if not self.temperature > 0:
             raise ValueError(f"temperature={self.temperature} must be above 0: the policy has to explore")
         if self.problems_an_update % self.minibatches:
             raise ValueError(
-                f"problems_an_update={self.problems_an_update} is no multiple of minibatches={self.minibatches}"
+                f"problems_an_update={self.problems_an_update} must be a multiple of minibatches={self.minibatches}"
             )
         if "temperature" in self.objective_options:
-            raise ValueError("objective_options.temperature is the samples': set only temperature")
+            raise ValueError("objective_options.temperature always equals the samples': set only temperature")
         if set_by_method := set(METHODS[self.method].options) & set(self.objective_options):
             raise ValueError(f"objective_options.{min(set_by_method)} is set by method={self.method!r}: leave it out")
         last, ratio = self.credit.norm == "last", self.objective_options.get("ratio", "token")
@@ -241,13 +241,13 @@ class RLExperiment:
         if self.environment:
             self._check_environment(last or ratio == "sequence")
         if not self.problems or not self.held_out:
-            raise ValueError("problems and held_out each name at least one JSON Lines file")
+            raise ValueError("problems and held_out must each name at least one JSON Lines file")
         if self.method == "policy_gradient" and credits.find(self.credit.name).prm and not self.prm:
             raise ValueError(f"credit.name={self.credit.name!r} needs the scores of a PRM: set prm to its folder")
         if self.refresh.every and not (self.prm and METHODS[self.method].samples):
             raise ValueError(f"refresh.every={self.refresh.every} needs a prm, and a method that samples")
         if self.second_prm and not self.prm:
-            raise ValueError("second_prm is there to disagree with a prm, and prm is empty")
+            raise ValueError("second_prm needs a prm to compare with. Set prm")
         if self.guards.disagreement and not self.second_prm:
             raise ValueError(f"guards.disagreement={self.guards.disagreement} needs second_prm")
         if self.guards.kl_budget and not self.reference:
@@ -319,7 +319,7 @@ def learner(config: RLExperiment) -> Experiment:
 def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfig:
     """Returns a policy's model. Raises ValueError for a reward model, FileNotFoundError if `path` holds nothing."""
     if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
-        raise ValueError(f"model.{min(unknown)} is no field of a model")
+        raise ValueError(f"model.{min(unknown)} is not a field of a model")
     if kind_of(place := place_of(path)) != "run":
         return base.model_config(path, head=of_channels(0), **changes)
     model = dataclasses.replace(read(place / RUN).model, **changes)

@@ -392,7 +392,7 @@ class CreditConfig:
             raise ValueError(f"credit.advantage={self.advantage!r}: turn_gae's baseline is the value. Set 'reinforce'")
         if credit.tail and self.of_steps:
             raise ValueError(
-                f"credit.name={self.name!r} rewards the tail, which a baseline of steps leaves out: choose"
+                f"credit.name={self.name!r} rewards the tail, but a baseline of steps leaves it out: choose"
                 " advantage='rloo' or 'dr_grpo', and baseline='to_go' or 'return'"
             )
         if self.offset and "sigmoid" in credit.scales:

@@ -122,7 +122,7 @@ class Dialect:
 def _checked(ids: Any, logprobs: Any, ended: bool) -> tuple[list[int], list[LogProb], bool]:
     """Checks a sample's ids and log-probabilities. Raises ValueError or TypeError if they are malformed."""
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise ValueError("a sample is no list of ids")
+        raise ValueError("a sample is not a list of ids")
     return ids, [value for _, value in zip(ids, map(LogProb, logprobs), strict=True)], ended
 
 

@@ -31,7 +31,7 @@ def check(config: RLExperiment) -> None:
     """Raises ValueError if the PRM cannot learn from the labels of `refresh.labels`."""
     labels = config.refresh.labels
     if kind_of(config.prm) != "run":
-        raise ValueError(f"refresh.every={config.refresh.every} trains the PRM on, and {config.prm} is no run of jprm")
+        raise ValueError(f"refresh.every={config.refresh.every} trains the PRM, but {config.prm} is not a run of jprm")
     prm = read(place_of(config.prm) / RUN)
     supervise = prm.data.supervise
     if (labels == "outcome") != supervise.startswith("outcome"):
@@ -39,7 +39,7 @@ def check(config: RLExperiment) -> None:
         raise ValueError(f"{config.prm}: was trained with data.supervise={supervise!r}: set refresh.labels={takes}")
     if labels == "working" and prm.target.labels == "value":
         raise ValueError(
-            f"{config.prm}: predicts values, which no check of the working gives: set refresh.labels='rollouts'"
+            f"{config.prm}: predicts values, but the check of the working gives verdicts: set refresh.labels='rollouts'"
         )
 
 

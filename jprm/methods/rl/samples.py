@@ -74,9 +74,13 @@ class Rollout:
         stops = (0, *self.step_stop)
         sizes = len(self.ids), len(self.log_probability_T), len(self.steps), len(self.step_stop)
         if sizes[0] != sizes[1] or sizes[2] != sizes[3]:
-            raise ValueError("{} ids have {} log-probabilities, {} steps {} ends: give one each".format(*sizes))
+            raise ValueError(
+                "{} ids with {} log-probabilities, {} steps with {} ends: the counts must match".format(*sizes)
+            )
         if any(a >= b for a, b in zip(stops, stops[1:], strict=False)) or (self.steps and stops[-1] != len(self.ids)):
-            raise ValueError(f"steps end at {self.step_stop} of {len(self.ids)} ids: ends rise to the number of ids")
+            raise ValueError(
+                f"steps end at {self.step_stop} of {len(self.ids)} ids: ends must increase to the number of ids"
+            )
 
     @property
     def sampled_T(self) -> Bool[np.ndarray, " T"]:
@@ -336,7 +340,7 @@ def group_tree(
     lengths = [len(rollout.ids) for rollout in samples]
     weight = [rollout.sampled_T.astype(float) for rollout in samples] if weight is None else weight
     if not lengths or not min(lengths) or not len(prompt_ids):
-        raise ValueError(f"{name!r}: a group has a prompt and at least one sample, and samples have tokens")
+        raise ValueError(f"{name!r}: a group must have a prompt and at least one sample, and samples must have tokens")
     for what, arrays in {"advantages": advantage, "weights": weight}.items():
         if [len(array) for array in arrays] != lengths:
             raise ValueError(f"{name!r}: {what} for {[len(x) for x in arrays]} tokens, the samples have {lengths}")

@@ -84,8 +84,8 @@ class SamplingHosts:
         self._model = model_of(self.config.policy, self.config.model)
         if self._reply() != _digest(problems):
             raise ValueError(
-                f"{', '.join((*self.config.problems, *self.config.held_out))}: the hosts that sample and those that"
-                " learn have different problems there; give all hosts the same files"
+                f"{', '.join((*self.config.problems, *self.config.held_out))}: sampling and learning hosts have"
+                " different problems there. Give all hosts the same files"
             )
         self.push(params, name)
 

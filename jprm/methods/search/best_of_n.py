@@ -37,7 +37,7 @@ class BestOfN:
     def __post_init__(self):
         at_least_one(self, "n")
         if not 0 <= self.decided < 1:
-            raise ValueError(f"decided is {self.decided}: it is a probability below 1, such as 0.95, or 0 for never")
+            raise ValueError(f"decided is {self.decided}: it must be a probability below 1, e.g. 0.95, or 0 for never")
 
     def steps(self, tree: GrowingTree, rule: str) -> Steps:
         drawn = 0

@@ -325,7 +325,7 @@ def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidenc
         if (score := _score(search, i)) is None:
             continue
         if search.get("correct") is None:
-            raise ValueError(f"record {i}: search.correct: is not known. Give it an `answer` and search again")
+            raise ValueError(f"record {i}: search.correct: is unknown. Give the problem an `answer` and search again")
         scores.append(score)
         right.append(search["correct"])
     return accept_threshold(np.array(scores), np.array(right, bool), error_rate, confidence=confidence)
@@ -390,7 +390,7 @@ def _one_way(records: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]
 def _found(record: Mapping[str, Any], i: int) -> Mapping[str, Any]:
     search = record.get("search")
     if not isinstance(search, Mapping) or "chosen" not in search:
-        raise ValueError(f"record {i}: search: is absent; the input must be of `jprm search`")
+        raise ValueError(f"record {i}: search: is missing. Give a file written by `jprm search`")
     return search
 
 
@@ -400,5 +400,5 @@ def _score(search: Mapping[str, Any], i: int) -> float | None:
     if search["chosen"] is None or score is None:
         return None
     if not 0 <= score <= 1:
-        raise ValueError(f"record {i}: search.score: is {score}, no probability. Search with a rule that gives one")
+        raise ValueError(f"record {i}: search.score: is {score}, not a probability. Search with a rule that gives one")
     return score

@@ -64,7 +64,7 @@ class SearchConfig:
         if self.choose not in CHOICES:
             raise ValueError(f"choose is {self.choose!r}: use one of {', '.join(CHOICES)}")
         if getattr(self.method, "decided", 0) and self.choose != "majority":
-            raise ValueError(f"decided stops a majority vote, and choose is {self.choose!r}")
+            raise ValueError(f"decided stops a majority vote, but choose is {self.choose!r}")
         if self.budget is not None and self.budget < 1:
             raise ValueError(f"budget is {self.budget} tokens: give at least the tokens of one step")
         if self.at_once < 1:
