@@ -628,7 +628,7 @@ def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objec
     except (TypeError, ValueError) as error:
         reason = f"{error.field}: {error.reason}" if isinstance(error, OptionError) else error
         known = described(kinds)
-        raise ValueError(f"objective={name!r}: {reason}. objective_options may set: {known}") from error
+        raise ValueError(f"objective={name!r}: objective_options may set: {known}: {reason}") from error
     return cast(Objective, objective)
 
 
