@@ -1,12 +1,12 @@
-"""`Comparison`: a judge that compares the samples of a pool with each other, with the interface of a judge.
+"""`Comparison`: a judge that compares the samples of a pool with each other; same interface as `Judge`.
 
-`pairwise` is a tournament: two samples are shown, and the judge says which is better, in both orders, since judges
-favour a place. A pair of which one order cannot be read is left out. A sample's score is its mean probability of
-winning. Each plays the `rounds` next ones around the pool, or all others (`rounds` 0). `listwise` shows all samples at
-once and takes a number from 0 to 1 for each, as RULER does (OpenPipe, 2025): relative scores, by one critique. Samples
-of one text are one, and have 0.5 where there is no other.
+`pairwise` is a tournament: the judge sees two samples and names the better one, in both orders, because judges prefer a
+position. If one order cannot be read, the pair is ignored. A sample's score is its mean probability of winning. Each
+sample meets the next `rounds` samples around the pool, or all others (`rounds` 0). `listwise` shows all samples at once
+and asks for a number in [0, 1] per sample, as RULER does (OpenPipe, 2025): relative scores from one critique. Samples
+with equal text count as one, and score 0.5 if there is no other.
 
-All steps of a sample have its score, and steps that samples share their mean: the rule is `last`.
+All steps of a sample get its score; shared steps get the mean. The rule is `last`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Comparison(ByCritiques):
     of_pool = True
 
     def of_prefixes(self) -> Comparison:
-        """Raises ValueError: a prefix has no other samples to be compared with."""
+        """Raises ValueError: a prefix has no other samples to compare with."""
         raise ValueError(f"{self.name}: compares finished samples: score the pool that a search without it wrote")
 
     @property
@@ -83,10 +83,10 @@ class Comparison(ByCritiques):
         return f"{self.policy.name}/{self.compares}#{digest}"
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns `{"score": (N,)}` for each tree, and the report on its critiques.
+        """Returns `{"score": (N,)}` and the report on the critiques for each tree.
 
         Raises:
-          ValueError: a record of one chain, which has nothing to be compared with.
+          ValueError: a record has one chain, so there is no comparison.
           PolicyError: every critique failed.
         """
         plans, questions = [], []
@@ -113,14 +113,14 @@ class Comparison(ByCritiques):
         return results
 
     def questions(self, tree: ReasoningTree) -> int:
-        """Returns how many questions a tree takes, at most: samples of one text are one."""
+        """Returns the maximum number of questions about a tree; samples with equal text share theirs."""
         count = len(chains_of(tree))
         if self.compares == "listwise":
             return int(count > 1)
         return count * min(2 * (self.rounds or count), max(count - 1, 0))
 
     def _shown(self, count: int) -> Iterator[tuple[int, ...]]:
-        """Yields which of `count` texts each question shows, in its order."""
+        """Yields the indices of the texts in each question, in order."""
         if self.compares == "listwise":
             if count > 1:
                 yield tuple(range(count))
@@ -136,7 +136,7 @@ class Comparison(ByCritiques):
                     yield pair[::-1]
 
     def _read(self, critique: Critique, count: int) -> Reading:
-        """Returns the scores of the samples that a critique compares, in their order."""
+        """Returns the scores of the compared samples, in order."""
         if self.compares == "pairwise":
             reading = read(self.prompt, critique, 1)
             return dataclasses.replace(reading, scores=(p := reading.scores[0], 1 - p)) if reading.scores else reading
@@ -152,7 +152,7 @@ class Comparison(ByCritiques):
         return Reading("read", tuple(score >= 0.5 for score in scores), scores, (True,) * count)
 
     def _means(self, count: int, read_of: Sequence[tuple[tuple[int, ...], Critique, Reading]]) -> Sequence[float]:
-        """Returns the mean score of each of `count` texts; a half of a single one, NaN if no comparison counts."""
+        """Returns the mean score of each text; 0.5 for a single text, NaN if no comparison counts."""
         if count < 2:
             return [0.5] * count
         read_in: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
@@ -170,7 +170,7 @@ class Comparison(ByCritiques):
 def _of_nodes(
     tree: ReasoningTree, chains: Sequence[Sequence[int]], score_K: Sequence[float]
 ) -> Float[np.ndarray, " N"]:
-    """Returns the mean score of the chains through each step, NaN for context."""
+    """Returns the mean score of the chains through each step; NaN for context."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
     for chain, score in zip(chains, score_K, strict=True):
         for node in chain:

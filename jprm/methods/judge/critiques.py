@@ -1,6 +1,6 @@
-r"""Critiques: what a judge is asked about a chain, what a policy writes, and how it is read as scores of steps.
+r"""Critiques: the question about a chain, the policy's answer, and its reading as step scores.
 
-A policy file's section `judge` names one of `PROMPTS`, or writes its own:
+In a policy file, the section `judge` names one of `PROMPTS` or defines a prompt:
 
     "judge": {"prompt": {"like": "plain", "name": "mine", "text": "{problem}\n{steps}\nIs step {number} true?"}}
 
@@ -34,27 +34,28 @@ _BOXED = r"\\boxed\s{0,9}\{\s{0,9}(?:\\(?:text|math)[a-z]{0,6}\s?\{\s?)?"
 
 @dataclasses.dataclass(frozen=True)
 class JudgePrompt:
-    r"""What a judge is asked and how its verdicts are read.
+    """The question to a judge, and how its verdicts are read.
 
     Attributes:
-      name: of the record.
-      text: the question, with {problem}, {steps} and perhaps {number}, the number of the last step from 1; or with
-        {before} and {last}, the steps before the last one and itself, in place of {steps}.
-      none_before: {before} where there is no earlier step.
-      asks: `step`: one critique per step, which sees the chain up to it; its last verdict counts. `steps`: one critique
-        per chain, with one verdict per step in order, which may end at the first incorrect step. `first_error`: one
-        critique per chain, whose last verdict is the index of the first incorrect step from 0, or -1.
-      step: how a step is written in {steps}: {step} with {number} (from 1) or {index} (from 0).
-      separator: between steps. With {critique} and perhaps {number}, of the step before it, the question is a
-        conversation: the first critique of every earlier step is part of it.
-      verdict: regular expression whose one group is a verdict.
-      correct, incorrect: what the group holds, in any case; not for `first_error` and scales.
-      scale: where it is not 0, the group holds a whole number from 1 to this, at most 9, so that it is one token. The
-        score of a critique is (E - 1) / (scale - 1) with E the expectation over the numbers' tokens where the policy
-        reports alternatives (`top_logprobs`), else the number written (Liu et al. 2023, G-Eval, arXiv 2303.16634).
-      opening: how the critique begins; the policy continues it.
-      end: a critique is read up to this text.
-      runs_code: whether Python blocks of a critique run in the sandbox. The critique continues after their output.
+      name: of the prompt.
+      text: the question, with {problem}, {steps} and optionally {number}, the number of the last step from 1. Instead
+        of {steps} it may have {before} and {last}: the earlier steps, and the last one.
+      none_before: value of {before} if there is no earlier step.
+      asks: `step`: one critique per step, shown the chain up to it; its last verdict counts. `steps`: one critique per
+        chain, with one verdict per step in order; it may end at the first incorrect step. `first_error`: one critique
+        per chain; its last verdict is the index of the first incorrect step from 0, or -1.
+      step: format of a step in {steps}: {step} with {number} (from 1) or {index} (from 0), e.g. `Step {number}:
+        {step}`.
+      separator: text between steps. If it contains {critique} (and optionally {number}, of the step before it), the
+        question is a conversation that includes the first critique of every earlier step.
+      verdict: regular expression with one group, around the verdict.
+      correct, incorrect: verdict words, in any case; unused for `first_error` and scales.
+      scale: if not 0, the verdict is a whole number from 1 to this; at most 9, so that it is a single token. A
+        critique's score is (E - 1) / (scale - 1). E is the expectation over the numbers' tokens if the policy reports
+        alternatives (`top_logprobs`), else the written number (Liu et al. 2023, G-Eval, arXiv 2303.16634).
+      opening: beginning of the critique, which the policy continues.
+      end: the critique is read up to this text.
+      runs_code: run Python blocks of a critique in the sandbox; the critique continues after their output.
     """
 
     name: str
@@ -77,14 +78,14 @@ class JudgePrompt:
 
     @property
     def converses(self) -> bool:
-        """Whether a question holds the critiques of the earlier steps."""
+        """Whether the question contains the critiques of earlier steps."""
         return "{critique}" in self.separator
 
     def filled(self, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
-        """Returns the question about a chain; `critiques` are those of all steps but the last, in a conversation.
+        """Returns the question about a chain. `critiques`, for a conversation, are those of all steps but the last.
 
-        Problem and steps are data: they name no control token (`guarded`), with which a step could write the judge's
-        turn.
+        Problem and steps are data: control tokens in them are disarmed (`guarded`), or a step could write the judge's
+            turn.
         """
         written, problem = [], guarded(problem)
         for i, text in enumerate(map(guarded, steps)):
@@ -98,12 +99,12 @@ class JudgePrompt:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Returns the template with its fields replaced at once: braces in a problem or a step stay text."""
+    """Substitutes all fields at once, so that braces in a problem or step stay text."""
     return _FIELD.sub(lambda field: values.get(field[1], field[0]), template)
 
 
 def _wrong(p: JudgePrompt) -> str:
-    """Returns what is wrong with a record, "" for nothing."""
+    """Returns the reason why a prompt is invalid, or ""."""
     if p.asks not in get_args(Asks):
         return f"asks is {p.asks!r}, not one of {', '.join(get_args(Asks))}"
     parted = "{before}" in p.text and "{last}" in p.text
@@ -122,7 +123,7 @@ def _wrong(p: JudgePrompt) -> str:
     try:
         groups = re.compile(p.verdict).groups
     except re.error as error:
-        return f"verdict is no regular expression: {error}"
+        return f"verdict is not a regular expression: {error}"
     if groups != 1:
         return f"verdict has {groups} groups: it needs one, around the verdict"
     words = [*p.correct, *p.incorrect]
@@ -239,23 +240,23 @@ PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GE
 # ---- Asking.
 
 KEY = "judge"
-"""The key of a scored record under which critiques and their counts are."""
+"""Key of a scored record for critiques and their counts."""
 
 CODE_END = "\n```\n"
-"""The delimiter of a policy whose critiques run code: each sample ends where a block of code does."""
+"""Delimiter for critiques with code: each sample ends at the end of a code block."""
 
 RUNS = 3
-"""Blocks of a critique that are run, at most. The critique ends without further runs, as in GenPRM's own code."""
+"""Maximum code blocks that are run per critique; later blocks are not run, as in GenPRM's own code."""
 
 _CODE = re.compile(r"```python[^\S\n]*\n(.*)\Z", re.DOTALL | re.IGNORECASE)
 
 _WORKERS = 4
-"""Sandboxes at once."""
+"""Concurrent sandboxes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Critique:
-    """What a policy wrote about a chain."""
+    """The text that a policy wrote about a chain."""
 
     steps: tuple[str, ...]  # as the policy wrote it, without the prompt's opening; of a critique with code, its text
     text: str  # the same as one text, with the output of the code that was run
@@ -269,11 +270,11 @@ class Critique:
 
 
 def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, seed: int) -> list[list[Critique]]:
-    """Returns n critiques for each question.
+    """Samples n critiques per question.
 
     Raises:
       PolicyError: every critique failed.
-      OSError: the prompt runs code and there is no sandbox.
+      OSError: the prompt runs code, but there is no sandbox.
     """
     if not questions:
         return []
@@ -300,7 +301,7 @@ def _critique(sample: Sample) -> Critique:
 
 @dataclasses.dataclass(slots=True)
 class _RunningCritique:
-    """A critique that is being written: the pieces that `CODE_END` joins, and the code in them that was run."""
+    """A critique in progress: the pieces that `CODE_END` joins, and the code blocks that were run."""
 
     question: Prefix
     number: int  # of its samples
@@ -318,7 +319,7 @@ class _RunningCritique:
 
 
 def _with_code(policy: Policy, prefixes: Sequence[Prefix], n: int, seed: int) -> list[list[Critique]]:
-    """Samples each critique to the end of a block of code, appends what the code prints, and continues."""
+    """Samples each critique up to the end of a code block, appends the code's output, and continues."""
     written = [[_RunningCritique(prefix, seed + j) for j in range(n)] for prefix in prefixes]
     left = [running for critiques in written for running in critiques]
     for round_ in range(RUNS + 1):
@@ -347,7 +348,7 @@ def _with_code(policy: Policy, prefixes: Sequence[Prefix], n: int, seed: int) ->
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """What a critique says."""
+    """Verdicts and scores read from a critique."""
 
     status: str  # `read`, `truncated`, `unreadable` or `failed`
     correct: tuple[bool, ...] = ()  # of the steps that it judges: one, or the first ones; empty unless read
@@ -356,10 +357,10 @@ class Reading:
 
 
 def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
-    """Returns what a critique says about a chain of so many steps.
+    """Reads a critique about a chain with so many steps.
 
-    A score is the probability of the verdict's token where the policy reported log-probabilities, else 1 or 0. For
-    prompts about whole chains, the steps after the first incorrect one have its score.
+    A score is the probability of the verdict's token if the policy reports log-probabilities, else 1 or 0. For prompts
+    about whole chains, steps after the first incorrect one get its score.
     """
     if critique.finish_reason in ("error", "length"):
         return Reading("failed" if critique.finish_reason == "error" else "truncated")
@@ -376,7 +377,7 @@ def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
 
 
 def _rating(prompt: JudgePrompt, critique: Critique) -> Reading:
-    """Returns what a critique with a number from 1 to `scale` says about the last step."""
+    """Reads a critique that rates the last step from 1 to `scale`."""
     text = critique.text.partition(prompt.end)[0] if prompt.end else critique.text
     match = [*re.compile(prompt.verdict).finditer(text, end_of_thoughts(text))][-1:]
     word = (match[0][1] or "").strip() if match else ""
@@ -388,7 +389,7 @@ def _rating(prompt: JudgePrompt, critique: Critique) -> Reading:
 
 
 def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | None:
-    """Returns the mean of the numbers in the place of the one that is written at `at`, by their probabilities.
+    """Returns the expected number at position `at`, over the alternatives of its token.
 
     A token counts if its digit ends the number: `5}` does, `50` does not. None if the policy reports no alternatives.
     """
@@ -410,7 +411,7 @@ def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """A verdict about a step. `start`, `end`: where a critique states it, None where it follows from an index."""
+    """Verdict on a step. `start`, `end`: its span in the critique; None if it follows from an index."""
 
     correct: bool
     start: int | None = None
@@ -418,10 +419,10 @@ class StepVerdict:
 
 
 def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | None:
-    """Returns the verdicts of a critique about a chain of so many steps; None if it cannot be read.
+    """Returns the verdicts of a critique about a chain with so many steps; None if it cannot be read.
 
-    For `step` there is one, about the last step. Otherwise they are about the first steps: all of them, or those up to
-    the first incorrect one.
+    For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
+    incorrect one.
     """
     text = text.partition(prompt.end)[0] if prompt.end else text
     matches = list(re.compile(prompt.verdict).finditer(text, end_of_thoughts(text)))
@@ -461,14 +462,14 @@ def _verdict(prompt: JudgePrompt, match: re.Match[str]) -> StepVerdict | None:
 
 
 Tokens = Sequence[tuple[str, LogProb]]
-"""Each token's text and the natural logarithm of its probability."""
+"""(text, natural log-probability) of each token."""
 
 
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
-    """Returns the probability that the step is correct by the verdict's token; None if there is no such token.
+    """Returns the probability that the step is correct, from the verdict's token; None if no token matches.
 
-    It is the probability p of the token that begins the verdict, or 1 - p if the verdict is `incorrect`. The tokens are
-    those of the text from `start` on.
+    With p the probability of the token that begins the verdict: p, or 1 - p if the verdict is `incorrect`. `tokens`
+    cover the text from `start` on.
     """
     if verdict.start is None:
         return None
@@ -484,10 +485,9 @@ def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0)
 
 
 def _token_at(at: int, text: str, tokens: Tokens, start: int) -> tuple[int, str]:
-    """Returns which token holds the place `at`, and the text in it before that place.
+    """Returns the index of the token that contains position `at`, and the part of its text before that position.
 
-    The index is the number of tokens where there is no such token. White space is not compared: some tokenizers drop
-    it.
+    The index is len(tokens) if no token does. White space is ignored, because some tokenizers drop it.
     """
     before = _bare(text[start:at])
     for index, (token, _) in enumerate(tokens if at >= start else ()):
@@ -509,11 +509,11 @@ def _bare(text: str) -> str:
 COUNTS: tuple[str, ...] = ("asked", "read", "truncated", "unreadable", "failed", "by_probability", "by_vote", "tokens")
 
 ReadCritique = tuple[list[int], Critique, Reading]
-"""The nodes where the paths end that a critique is about, the critique, and what it says."""
+"""(last nodes of the judged paths, the critique, its reading)."""
 
 
 def report(judged: Sequence[ReadCritique]) -> dict[str, Any]:
-    """Returns counts of critiques and verdicts, the generated tokens, and the critiques; JSON values."""
+    """Returns JSON values: counts of critiques and verdicts, generated tokens, and the critiques."""
     counts: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "asked": len(judged), "critiques": []}
     for nodes, critique, reading in judged:
         counts[reading.status] += 1
@@ -528,7 +528,7 @@ def report(judged: Sequence[ReadCritique]) -> dict[str, Any]:
 
 
 def cost(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns the sums of what `report` counted for each record."""
+    """Sums the counts of `report` over records."""
     total = dict.fromkeys(COUNTS, 0)
     for record in records:
         for name in COUNTS:

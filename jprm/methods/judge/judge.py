@@ -1,7 +1,7 @@
-"""`Judge`: a policy that writes critiques, with the interface of a PRM; `Rubric`: several, each with a criterion.
+"""`Judge`: a policy that writes critiques, with the interface of a PRM. `Rubric`: one judge per criterion.
 
 judge = load_judge("judge.json")
-judge.score(problem, steps)          # one score a step, NaN where no critique could be read
+judge.score(problem, steps)          # one score per step, NaN if no critique could be read
 judge.score_many(records)            # records of any kind, with their scores and critiques
 """
 
@@ -26,14 +26,14 @@ from jprm.tree import NONE, ReasoningTree, above_of, as_written, chain_tree, cha
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judgement:
-    """What critiques say about a tree of N nodes."""
+    """Scores and report on a tree of N nodes."""
 
     score_N: Float[np.ndarray, " N"]  # float32; NaN where no critique could be read
     report: dict[str, Any]  # counts, generated tokens, and `critiques`; JSON values
 
 
 class Asked(NamedTuple):
-    """A question, the paths that it is about, as node indices of a tree, and its critiques."""
+    """A question, the paths it covers (as node indices of a tree), and its critiques."""
 
     question: str
     paths: list[Sequence[int]]
@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
 
 class ByCritiques:
-    """What scorers by critiques share: `Judge`, `Rubric` of several, and `Comparison`."""
+    """Base class of scorers by critiques: `Judge`, `Rubric` and `Comparison`."""
 
     policy: Policy  # who writes the critiques
     samples: int  # critiques of each question
@@ -51,41 +51,41 @@ class ByCritiques:
 
     @property
     def name(self) -> str:
-        """Identifies the policy and what it is asked."""
+        """Identifies the policy and its questions."""
         raise NotImplementedError
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the scores depend on, for the request of a file that holds them."""
+        """Everything that the scores depend on, for the request of a scored file."""
         return {"judge": self.name, "samples": self.samples, "seed": self.seed}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns what results say of it: name, policy, and the cost of the critiques that these records hold."""
+        """Describes the scorer in results: name, policy, and the cost of the records' critiques."""
         return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns for each tree of N nodes its outputs, (N,) each, and the report on all critiques.
+        """Returns the outputs, (N,) each, and the report on all critiques for each tree of N nodes.
 
-        Raises PolicyError where every critique of a question failed.
+        Raises PolicyError if every critique of a question failed.
         """
         raise NotImplementedError
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns the score and further outputs of each tree, (N,) each, NaN where no critique could be read."""
+        """Returns the score and further outputs of each tree, (N,) each; NaN if no critique could be read."""
         return [outputs for outputs, _ in self.reported(trees)]
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree of N nodes, NaN where no critique could be read."""
+        """Returns (N,) float32 for each tree of N nodes; NaN if no critique could be read."""
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the records in order with their scores, and under `judge` the critiques and what they cost.
+        """Yields the records in order with their scores, and the critiques with their cost under `judge`.
 
-        Outputs beside the score are under `outputs`. A chain or sample with a step without an output has no scores at
-        all; a node without one has no `score`.
+        Outputs other than the score go under `outputs`. If any step of a chain or sample lacks an output, it gets no
+        scores at all; a node without output gets no `score`.
 
         Raises:
-          RecordError: a record that is not valid.
+          RecordError: an invalid record.
           PolicyError: every critique of `CHUNK` records failed.
         """
         records = iter(records)
@@ -100,10 +100,10 @@ class ByCritiques:
 class Judge(ByCritiques):
     """A generative verifier, ready to score.
 
-    A critique's score of a step is the probability of its verdict's token where the policy reports log-probabilities
-    (`logprobs`), else 1 or 0. A step's score is the mean over the critiques that could be read. Truncated, unreadable
-    and failed critiques are counted and give no score. For prompts about whole chains, the steps after the first
-    incorrect one have its score: they are not judged, and the rule `min` ignores them.
+    A critique scores a step by the probability of its verdict's token if the policy reports log-probabilities
+    (`logprobs`), else 1 or 0. The step's score is the mean over readable critiques. Truncated, unreadable and failed
+    critiques are only counted. For prompts about whole chains, steps after the first incorrect one get its score: they
+    are not judged, and the rule `min` ignores them.
     """
 
     policy: Policy
@@ -126,11 +126,11 @@ class Judge(ByCritiques):
 
     @property
     def rule(self) -> str:
-        """The rule that makes a chain's score of its steps'."""
+        """Aggregates step scores to a chain score."""
         return "prod" if self.prompt.asks == "step" else "min"
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
-        """Returns one score a step, (P,) float32, NaN where no critique could be read.
+        """Returns one score per step, (P,) float32; NaN if no critique could be read.
 
         Raises:
           TypeError, ValueError: as `jprm.score.scorer.PRM.score`.
@@ -139,16 +139,16 @@ class Judge(ByCritiques):
         return self.judgements([chain_tree(problem, steps)])[0].score_N
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns `{"score": (N,)}` for each tree, and the report on its critiques. Raises PolicyError as above."""
+        """Returns `{"score": (N,)}` and the report on the critiques for each tree. Raises PolicyError as above."""
         return [({"score": judgement.score_N}, judgement.report) for judgement in self.judgements(trees)]
 
     def judgements(self, trees: Sequence[ReasoningTree]) -> list[Judgement]:
-        """Returns what critiques say about each tree. Raises PolicyError where every critique failed."""
+        """Judges each tree. Raises PolicyError if every critique failed."""
         asked = self.critiques(trees, [self.paths(tree) for tree in trees])
         return [judgement_of(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
 
     def paths(self, tree: ReasoningTree) -> list[list[int]]:
-        """Returns the paths, as indices of steps from the problem, that questions about a tree are about."""
+        """Returns the paths that questions about a tree cover, as step indices from the problem on."""
         if self.prompt.asks != "step":
             return chains_of(tree)
         above, paths = above_of(tree), {-1: []}
@@ -157,11 +157,11 @@ class Judge(ByCritiques):
         return [paths[i] for i in tree.steps]
 
     def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
-        """Returns the critiques of some of each tree's `paths`. Equal questions about a tree are asked once.
+        """Returns critiques of the given `paths` of each tree. Equal questions about a tree are asked once.
 
-        A conversation needs the critiques of earlier steps, so it is about all paths.
+        A conversation needs the critiques of earlier steps, so it always covers all paths.
 
-        Raises PolicyError where every critique failed.
+        Raises PolicyError if every critique failed.
         """
         answers: list[list[Asked]] = [[] for _ in trees]
         if self.prompt.converses:
@@ -179,13 +179,13 @@ class Judge(ByCritiques):
         return answers
 
     def ask(self, questions: Sequence[str]) -> list[list[Critique]]:
-        """Returns `samples` critiques for each question, as `jprm.methods.judge.critiques.ask`."""
+        """Samples `samples` critiques per question; see `jprm.methods.judge.critiques.ask`."""
         return ask(self.policy, self.prompt, questions, self.samples, self.seed)
 
     def _questions(
         self, tree: ReasoningTree, paths: Sequence[Sequence[int]], critique_of: Mapping[int, str]
     ) -> dict[str, list[Sequence[int]]]:
-        """Returns the paths that each question is about."""
+        """Returns the paths that each question covers."""
         questions: dict[str, list[Sequence[int]]] = {}
         for path in paths:
             steps, critiques = [step_text(tree, i) for i in path], [critique_of.get(i, "") for i in path[:-1]]
@@ -194,7 +194,7 @@ class Judge(ByCritiques):
 
 
 def step_text(tree: ReasoningTree, node: int) -> str:
-    """Returns a step as a judge reads it: a turn with its calls, after what was said since the turn before it."""
+    """Returns a step as the judge sees it: a turn with its tool calls, preceded by messages since the last turn."""
     if not tree.of_messages:
         return tree.nodes[node].text
     parts, at = [], node
@@ -209,7 +209,7 @@ def step_text(tree: ReasoningTree, node: int) -> str:
 
 
 def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
-    """Returns the means over the critiques that could be read, and the report on all of them."""
+    """Returns mean scores over readable critiques, and the report on all critiques."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
     judged = []
     for _, paths, critiques in answers:
@@ -224,7 +224,7 @@ def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Ask
 
 
 def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
-    """Returns the tree with a judge's outputs as records hold them: of a chain or sample all of its steps, or none."""
+    """Stores a judge's outputs in the tree; for a chain or sample, for all of its steps or none."""
     known_N = ~np.isnan(np.sum(list(outputs.values()), axis=0))
     if tree.kind != "tree":
         starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
@@ -240,7 +240,6 @@ def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " 
 
 
 def digest_of(value: Any) -> str:
-    """Returns the digest in a judge's name."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
@@ -250,12 +249,12 @@ def digest_of(value: Any) -> str:
 #         "arithmetic": {"weight": 2, "text": "Every number in the step is computed correctly."},
 #         "relevance": {"weight": 1, "text": "The step helps to solve the problem."}}}
 #
-# A prompt of one's own, of the section or of a criterion, has {criterion} where the criterion's text is.
+# A user's prompt, in the section or a criterion, must contain {criterion}, which becomes the criterion's text.
 
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """What one question asks about, its weight in the score, and the question where it is not that of the section."""
+    """A criterion: its text, its weight in the score, and its prompt if it differs from the section's."""
 
     text: str
     weight: float = 1.0
@@ -272,10 +271,10 @@ class Criterion:
 
 @dataclasses.dataclass(frozen=True)
 class Rubric(ByCritiques):
-    """Judges of one policy, one for each criterion, ready to score.
+    """Judges that share a policy, one per criterion, ready to score.
 
-    A step's score is the mean of its criteria's scores by their weights; NaN where one of them could not be read. A
-    criterion of weight 0 is an output that does not count.
+    A step's score is the weighted mean over criteria; NaN if any criterion could not be read. A criterion with weight 0
+    is an output that does not count.
     """
 
     policy: Policy
@@ -305,12 +304,12 @@ class Rubric(ByCritiques):
         return ("score", *self.judges)
 
     def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns the score and every criterion's score for each tree, (N,) each, and the report on all critiques."""
+        """Returns the score and each criterion's score, (N,) each, and the report on all critiques for each tree."""
         judged = {name: judge.judgements(trees) for name, judge in self.judges.items()}
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 
     def joined(self, judgements: Mapping[str, Judgement]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Returns the outputs and the report of one tree, from what each criterion's critiques say."""
+        """Returns outputs and report of one tree from the judgements of each criterion."""
         weights = {name: criterion.weight for name, criterion in self.criteria.items() if criterion.weight}
         total = sum(judgements[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
         score_N = np.asarray(total / sum(weights.values()), np.float32)

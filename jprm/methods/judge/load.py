@@ -1,4 +1,4 @@
-"""Loads a judge: a policy's JSON file with a section `judge`."""
+"""Loads a judge from a policy's JSON file with a section `judge`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ _REMEDY = (
 
 
 def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
-    """Returns the judge of a JSON file: a policy's settings, as `load_policy` takes them, and a section `judge`.
+    """Loads the judge in a JSON file: the settings of a policy (see `load_policy`), and a section `judge`.
 
-    With `criteria` in the section it is a rubric (`Rubric`), with `compare` it compares samples (`Comparison`).
+    If the section has `criteria`, the result is a `Rubric`; if it has `compare`, a `Comparison`.
 
-    A server's `prompt` is `{problem}` unless the file has one: the judge's question is all of the user's message.
+    A server's `prompt` defaults to `{problem}`, because the judge's question is the whole user message.
 
     Raises:
-      RecordError: a file or section that is no JSON object, or has a field that is unknown, missing or of the wrong
-        type.
+      RecordError: the file or section is not a JSON object, or a field is unknown, missing or of the wrong type.
       FileNotFoundError, ValueError, NotImplementedError: as `load_policy`.
-      OSError: the prompt runs code and there is no sandbox.
+      OSError: the prompt runs code, but there is no sandbox.
     """
     where = os.fspath(path)
     settings = policy_settings(path)
@@ -70,7 +69,7 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
 
 
 def _numbers(section: Mapping[str, Any], defaults: Mapping[str, int], where: str, remedy: str) -> dict[str, int]:
-    """Returns the section's whole numbers; each has a default, and nothing else is in the section."""
+    """Returns the section's integers, with defaults. Raises RecordError for any other field."""
     if unknown := sorted(section.keys() - defaults):
         raise RecordError(where, f"judge.{unknown[0]}", "is no setting of this judge", remedy)
     numbers = {**defaults, **section}
@@ -81,7 +80,7 @@ def _numbers(section: Mapping[str, Any], defaults: Mapping[str, int], where: str
 
 
 def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
-    """Returns the judge of a JSON file. Raises RecordError for one that compares samples."""
+    """Loads the judge in a JSON file. Raises RecordError if it compares samples."""
     judge = load_judge(path)
     if isinstance(judge, Comparison):
         reason = "compares the samples of pools, and is asked about one chain here"
@@ -90,7 +89,7 @@ def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
 
 
 def load_plain_judge(path: str | os.PathLike) -> Judge:
-    """Returns the judge of a JSON file. Raises RecordError for a rubric, which has no verdicts on correctness."""
+    """Loads the judge in a JSON file. Raises RecordError for a rubric, which has no verdicts on correctness."""
     judge = load_judge(path)
     if not isinstance(judge, Judge):
         field = "criteria" if isinstance(judge, Rubric) else "compare"

@@ -11,12 +11,12 @@ from jprm.io.jsonl import RecordError
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-      label: 1 correct, 0 incorrect, None not checkable.
-      checked: how many equations, tests or tactics were decided.
-      false: what does not hold in an incorrect step.
+      label: 1 correct, 0 incorrect, None if not checkable.
+      checked: number of equations, tests or tactics that were decided.
+      false: the statement that fails in an incorrect step.
     """
 
     label: int | None
@@ -29,9 +29,9 @@ class Verdict:
 
 
 def tests_of(record: Mapping[str, Any], where: str = "record") -> list[str]:
-    """Returns a program's tests: its `tests`, statements that raise where it is wrong.
+    """Returns the `tests` of a program's record: statements that raise if the program is wrong.
 
-    Raises RecordError where there are none, or the `prelude`, the code before the program's first step, is no text.
+    Raises RecordError if there are none, or if the `prelude` (code before the first step) is not text.
     """
     tests = record.get("tests")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) and test.strip() for test in tests):

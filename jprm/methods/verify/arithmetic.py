@@ -1,18 +1,17 @@
-"""Checks the arithmetic and algebra of a step: every readable equation and inequality, exactly.
+"""Checks the arithmetic and algebra of a step exactly: every readable equation and inequality.
 
-A step is correct (1) if at least one of its equations can be checked and all of those hold. It is incorrect (0) if an
-equation of plain numbers is false in every reading. It is unlabelled otherwise: nothing can be checked, or a false
-equation may mean something else. Correct means that the working holds, not that it is what the problem requires.
+A step is correct (1) if at least one of its equations can be checked and all checkable ones hold. It is incorrect (0)
+if an equation of plain numbers is false in every reading. Otherwise it is unlabelled: no equation is checkable, or a
+false one may mean something else. Correct means that the calculation holds, not that it solves the problem.
 
-Rational numbers are compared as fractions; roots and pi by SymPy to 30 digits; expressions with symbols by SymPy as
-rational functions, where a non-identity may be a condition and decides nothing; and an equation in one unknown by its
-roots, against those of the equation from which the step derives it.
+Rational numbers are compared as fractions; roots and pi by SymPy to 30 digits. Expressions with symbols are compared by
+SymPy as rational functions; a non-identity may be a condition, so it decides nothing. An equation in one unknown is
+compared by its roots with the equation from which it derives.
 
-A printed decimal stands for everything that rounds or truncates to it (10/3 = 3.33); one that may itself be rounded
-stands for its interval (3.33 * 3 = 10 decides nothing). A percentage is a fraction or a unit (2/50 * 100 = 4%).
-A word that may be a function leaves
-its term unread (log(100) + 1 = 3). Currency signs, thousands separators and units are dropped, but a false equation
-between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate equation.
+A printed decimal may be rounded or truncated (10/3 = 3.33). A decimal that may itself be rounded stands for its
+interval (3.33 * 3 = 10 decides nothing). A percentage is a fraction or a unit (2/50 * 100 = 4%). If a word may be a
+function, its term is not read (log(100) + 1 = 3). Currency signs, thousands separators and units are dropped, but a
+false equation between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate equation.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from jprm.methods.verify.equations import Equation, Token, equations
 from jprm.methods.worker import Worker, serve
 
 LIMIT_S = 5.0
-"""Seconds per step, at most."""
+"""Time limit per step, in seconds."""
 
 _NODES = 150  # of an expression for SymPy
 
 
 def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
-    """Returns the verdict on one step; a step that takes too long is not checkable. Thread-safe."""
+    """Checks one step; if it takes too long, it is not checkable. Thread-safe."""
     if not any(c.isdigit() for c in text) or not re.search(r"[=<>≈≤≥≠]|\\[a-z]+", text):
         return Verdict(None)
     reply = _worker.ask(text, limit_s)
@@ -47,7 +46,7 @@ def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
 
 @functools.lru_cache(maxsize=1 << 18)
 def label_of(step: str) -> int | None:
-    """Returns the label of a step, which is computed once."""
+    """Returns the label of a step; cached."""
     return check_arithmetic(step).label
 
 
@@ -60,7 +59,7 @@ _HEDGES = re.compile(
     r"\?|\bwrong|\binvalid",
     re.IGNORECASE,
 )
-"""Words that show that a false equation is not the step's claim, or is about whole numbers."""
+"""Words that suggest that a false equation is not the step's claim, or is about whole numbers."""
 _FAMILIES = [set(family.split()) for family in (
     "s sec secs second seconds min mins minute minutes h hr hrs hour hours day days week weeks month months year years "
     "decade decades century a.m p.m am pm o'clock",
@@ -133,13 +132,13 @@ _ORDER: dict[str, Callable[[Any, Any], Any]] = {"<": lt, ">": gt, "<=": le, ">="
 
 
 def _rounds(left: Fraction, right: Fraction, unit: Fraction) -> bool:
-    """Returns whether one is the other rounded or truncated to `unit`."""
+    """Returns whether one number is the other rounded or truncated to `unit`."""
     gap = abs(left - right)
     return gap <= unit / 2 or gap < unit and min(abs(left), abs(right)) % unit == 0
 
 
 def _printed(side: tuple) -> Fraction | None:
-    """Returns the last decimal place of a number that stands alone, 0 for an integer, None for anything else."""
+    """Returns the last decimal place of a plain number, 0 for an integer, None for other expressions."""
     if side[0] == "neg":
         return _printed(side[1])
     if side[0] == "percent" and side[1][0] == "num":
@@ -150,7 +149,7 @@ def _printed(side: tuple) -> Fraction | None:
 
 
 def _unit(equation: Equation) -> Fraction:
-    """Returns the greater last decimal place of the sides that are printed numbers, 0 without decimals."""
+    """Returns the larger last decimal place of the sides that are plain numbers; 0 without decimals."""
     return max(_printed(equation.left) or Fraction(0), _printed(equation.right) or Fraction(0))
 
 
@@ -168,7 +167,7 @@ def _mixed_units(units: frozenset[str]) -> bool:
 
 
 def _run_on(equation: Equation) -> bool:
-    """Returns whether the right side continues from the result, as in 5 + 3 = 8 + 2 = 10."""
+    """Returns whether the right side continues the calculation, as in 5 + 3 = 8 + 2 = 10."""
     node = equation.right
     while node[0] in ("+", "-", "*", "/"):
         node = node[1]
@@ -194,7 +193,7 @@ def _compare_roots(equation: Equation, reading: Mapping[str, Any]) -> bool | Non
 
 
 def _identical(left: tuple, right: tuple) -> bool:
-    """Returns whether two expressions are the same rational function."""
+    """Returns whether two expressions are equal as rational functions."""
     import sympy
 
     _check_size(left, right)
@@ -217,9 +216,9 @@ _FRESH = re.compile(
 
 
 def _derivations(claims: Sequence[Equation], tokens: Sequence[Token]) -> list[tuple[bool | None, str]]:
-    """Checks equations in one unknown against the step's previous one in it, as in 4x = 100, then x = 25.
+    """Checks an equation in one unknown against the step's previous one, e.g. 4x = 100, then x = 25.
 
-    An equation holds if its roots are among the previous one's, and is false if both are linear with other roots.
+    It holds if its roots are among those of the previous equation; it is false if both are linear with different roots.
     """
     results = []
     for a, b in itertools.pairwise(claims):
@@ -270,18 +269,19 @@ _DEGREE = 12  # of a power of a sum
 
 
 class Unread(Exception):
-    """Raised for an expression beyond the limits or not of plain numbers."""
+    """The expression exceeds the limits, or has symbols without values."""
 
 
 class Irrational(Exception):
-    """Raised for a root or pi, which SymPy evaluates."""
+    """The expression contains a root or pi, which SymPy must evaluate."""
 
 
 def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
-    """Returns the value of an expression in one reading, which also has the values of its symbols.
+    """Returns the exact value of an expression. `reading` selects among ambiguous readings, and may give symbols
+    values.
 
     Raises:
-      Irrational, Unread, ZeroDivisionError: not rational, too large, no value.
+      Irrational, Unread, ZeroDivisionError: the value is not rational, too large, or undefined.
     """
     kind = node[0]
     if kind == "num":
@@ -299,7 +299,7 @@ def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
 
 
 def _number(kind: str, values: Sequence[Fraction], reading: Mapping[str, Any]) -> Fraction:
-    """Returns `_combined` of fractions, with the powers and factorials that stay within the limits."""
+    """Returns `_combined` of fractions, also for powers and factorials within the limits."""
     a, b = values[0], values[-1]
     if kind == "^":
         size = max(a.numerator.bit_length(), a.denominator.bit_length())
@@ -322,7 +322,7 @@ def _number(kind: str, values: Sequence[Fraction], reading: Mapping[str, Any]) -
 
 
 def _combined(kind: str, values: Sequence[Any], reading: Mapping[str, Any]) -> Any:
-    """Returns an operation's value in a reading, for fractions and for SymPy's expressions alike."""
+    """Applies an operation in a reading, to fractions or SymPy expressions."""
     a, b = values[0], values[-1]
     first = reading.get(kind, True)  # of the two readings of an operation that has two
     if kind == "percent":
@@ -339,7 +339,7 @@ def _combined(kind: str, values: Sequence[Any], reading: Mapping[str, Any]) -> A
 
 
 def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
-    """Returns the least and greatest value if every suspect decimal may be anything that rounds to it."""
+    """Returns the least and greatest value, if each suspect decimal may be any number that rounds to it."""
     if node[0] == "num":
         half = Fraction(1, 2 * 10 ** node[2]) if node[3] else Fraction(0)
         return node[1] - half, node[1] + half

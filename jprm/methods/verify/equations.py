@@ -1,12 +1,13 @@
-"""Reads equations and inequalities from the text of a step, plain or LaTeX, without computing anything.
+"""Reads equations and inequalities from the text of a step (plain or LaTeX) without computing them.
 
-Neither Python nor SymPy ever evaluates the text. It becomes tokens of mathematics and prose; every relation sign takes
-the longest run of tokens on either side that the grammar reads as an expression. Unreadable text is ignored.
+Neither Python nor SymPy ever evaluates the text. It is split into tokens of mathematics and prose; each side of a
+relation sign is the longest adjacent run of tokens that the grammar accepts as an expression. Unreadable text is
+ignored.
 
-An expression is nested tuples: ("num", Fraction, decimals, suspect), ("sym", name), ("pi",), (op, left, right) for
-`+ - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and three that have several readings:
-("note", left, right), `5 (3 + 4)`, a product or a remark in brackets; ("mixed", left, right), `2\\frac12`; and
-("either", left, right), `- 5 + 3` with a minus sign or a bullet.
+An expression is a nested tuple: ("num", Fraction, decimals, suspect), ("sym", name), ("pi",), (op, left, right) for `+
+    - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and three ambiguous ones: ("note", left, right), `5 (3
+    + 4)`, a product or a remark in brackets; ("mixed", left, right), `2\\frac12`; and ("either", left, right), `- 5 +
+    3` with a minus sign or a bullet.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _OPENS = {"(": ")", "[": "]", "{": "}"}
 
 
 class Equation(NamedTuple):
-    """`left relation right`. `doubtful`: words around it may change its meaning, so it never counts as false."""
+    """`left relation right`. If `doubtful`, nearby words may change its meaning, so it never counts as false."""
 
     left: tuple
     relation: str
@@ -33,12 +34,12 @@ class Equation(NamedTuple):
     units: frozenset[str]
     doubtful: bool
     shared: bool  # the left side is the right side of the equation before: a chain of equalities
-    start: int  # the tokens between equations tell how one follows from the other
+    start: int  # tokens between equations show how one follows from another
     end: int
 
 
 def equations(text: str) -> tuple[list[Equation], list[Token]]:
-    """Returns the equations and inequalities with two readable sides, in order, and the tokens."""
+    """Returns all equations and inequalities with two readable sides, in order, and the tokens."""
     tokens = _brackets(tokens_of(text[:LONGEST]))
     results: list[Equation] = []
     relations = [i for i, token in enumerate(tokens) if token.kind == "R"]
@@ -62,7 +63,7 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
 
 
 def _renamed(left: Sequence[Token], right: Sequence[Token]) -> bool:
-    """Returns whether both sides have units, and different ones: 60 minutes = 1 hour."""
+    """Returns whether both sides have units and share none, e.g. 60 minutes = 1 hour."""
     units, others = (
         {t.text.lower().rstrip("s") for t in side if t.kind == "W" or t.text[0] == "$"} for side in (left, right)
     )
@@ -112,7 +113,7 @@ def _brackets(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _is_unit(tokens: Sequence[Token]) -> bool:
-    """Returns whether the tokens are words, of which one may be by another: miles, dollars/box, km/h."""
+    """Returns whether the tokens are words, optionally `per` another word: miles, dollars/box, km/h."""
     pairs = zip([Token("B", ""), *tokens], tokens, strict=False)
     of_words = (b.kind in "WBA%" or b.text == "/" or (b.kind == "S" and a.text == "/") for a, b in pairs)
     return all(of_words) and {token.kind for token in tokens} != {"O"}
@@ -157,7 +158,7 @@ def _suffix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, 
 
 
 def _prefix(tokens: Sequence[Token], start: int, end: int) -> tuple[tuple, int, int, bool] | None:
-    """Returns the longest expression that begins at `start`."""
+    """Returns the longest expression that begins at `start`, in the same form."""
     last = min((i for i in range(start, end) if tokens[i].kind in "BP"), default=end)
     unreadable = last < end and tokens[last].kind == "P"
     for i in range(min(last, start + _FURTHEST), start, -1):
@@ -182,7 +183,7 @@ _DEEPEST = 40  # nested brackets
 
 
 class _Unreadable(Exception):
-    """Raised if the tokens are no expression."""
+    """The tokens are not an expression."""
 
 
 def parse_expression(tokens: Sequence[Token]) -> tuple | None:
@@ -253,7 +254,7 @@ class _Parser:
         return node
 
     def units(self) -> None:
-        """Skips words after a number: its unit, if an operator, a relation or the end follows."""
+        """Skips words after a number (its unit) if an operator, a relation or the end follows."""
         ahead = 0
         if self.peek().text == "/" and not self.peek().spaced and self.peek(1).kind == "W":
             ahead = 1  # $135/person
@@ -331,7 +332,6 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Returns the tokens of a text."""
     return _soft(_tokens(text))
 
 
@@ -339,13 +339,13 @@ _SHORT = set(
     "of is in at to by on or an as if so we he it my up us no do am pm be me mm cm km ft yd mi in mg kg lb oz ml kl cc "
     "gb mb kb tb kw hr st nd rd th hz mp".split()
 )
-"""Words of two letters. Any other pair of letters is a product of symbols."""
+"""Two-letter words. Any other pair of letters is a product of symbols."""
 
 FUNCTIONS = set(
     "sqrt root log lg exp sin cos tan cot csc sinh cosh tanh arcsin arccos arctan asin acos atan abs floor ceil "
     "ceiling factorial choose squared cubed percent".split()
 )
-"""Words that change the value of the number beside them, so a term with one cannot be read."""
+"""Words that change the value of a neighbouring number, which makes the term unreadable."""
 
 _MARKS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "√": "\\sqrt ", "“": '"', "−": "-", "–": "-"}
 _REWRITE = [(re.compile(pattern), new) for pattern, new in (
@@ -428,7 +428,7 @@ def _token(kind: str, text: str, rest: str) -> tuple[str, str] | None:
 
 
 def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Resolves words and the letter x that are operators between numbers (`5 times 3`, `20% of 60`), and articles."""
+    """Resolves articles, and words or the letter x used as operators between numbers (`5 times 3`, `20% of 60`)."""
     skip = False
     for i, token in enumerate(tokens):
         if skip:
@@ -459,14 +459,14 @@ def _spoken(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def _is_share(tokens: Sequence[Token]) -> bool:
-    """Returns whether the tokens end in a fraction such as 20%, 1/2 or 0.2."""
+    """Returns whether the tokens end in a fraction, e.g. 20%, 1/2 or 0.2."""
     if not tokens or tokens[-1].kind != "N":
         return bool(tokens) and tokens[-1].kind == "%"
     return tokens[-1].text.startswith("0.") or len(tokens) > 1 and tokens[-2].text == "/"
 
 
 def _soft(tokens: Sequence[Token]) -> list[Token]:
-    """Drops currency signs, formula delimiters and line ends inside an equation, and makes them breaks elsewhere."""
+    """Drops currency signs, formula delimiters and line ends inside an equation; elsewhere turns them into breaks."""
     kept: list[Token] = []
     money, after = False, ["B"]  # of the tokens from the last on: the next kind that is not of these
     for token in reversed(tokens):
@@ -486,4 +486,4 @@ def _soft(tokens: Sequence[Token]) -> list[Token]:
 
 
 _INSIDE = {"$": ("OR({[BW", "OR)"), "D": ("ORBW", "OR)W"), "L": ("ORB", "R")}
-"""The kinds of tokens behind and ahead of which a currency sign, a delimiter or a line end is inside an equation."""
+"""Token kinds before and after a currency sign, delimiter or line end that place it inside an equation."""

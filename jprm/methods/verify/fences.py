@@ -1,6 +1,6 @@
-"""Programs in the texts of models: in fences as CommonMark has them, between markers, or as the text itself.
+"""Extracts programs from model output: from fences as in CommonMark, from between markers, or the whole text.
 
-`program_in` reads a whole text. A text that holds no program gives None: nobody can say whether it is right.
+`program_in` reads a whole text. It returns None if the text contains no program, since then it cannot be judged.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import NamedTuple
 from jprm.methods.answers import end_of_thoughts
 
 PYTHON, PLAIN, OTHER = range(3)
-"""What the first line of a fence says of the language: Python, nothing, or another one."""
+"""Language in the first line of a fence: Python, unspecified, or other."""
 
 
 class Block(NamedTuple):
-    """A fence's content, without its indentation."""
+    """Content of a fence, without its indentation."""
 
     kind: int
     code: str
 
 
 _FENCE = re.compile(r"^((?:[ \t]*>)*)([ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(`{3,}|~{3,})[ \t]*(.*)$")
-"""Quote marks, indentation or the marker of a list's item, the fence, and its info string."""
+"""Quote marks, indentation or list marker, fence, and info string."""
 _PYTHON = re.compile(r"[{\s.]*(?:i?python|py)[\d.]*(?=$|[\s,:;={}()\[\]])", re.IGNORECASE)
 _MARKDOWN = re.compile(r"[{\s.]*(?:markdown|md)\b", re.IGNORECASE)
 _SESSION = re.compile(r"\s*>>> ")
@@ -38,13 +38,13 @@ class _Open(NamedTuple):
     lines: list[str]
 
     def closed_by(self, fence: str, indent: int) -> bool:
-        """Whether a line of only a fence closes this one: as long, of the same character, not indented as code."""
+        """Whether a fence line closes this one: same character, at least as long, not indented as code."""
         return fence[0] == self.fence[0] and len(fence) >= len(self.fence) and indent <= self.indent + 3
 
     def blocks(self, inside: bool) -> list[Block]:
-        """Returns the block, or those of a document in Markdown that is not itself `inside` one.
+        """Returns the block; for a Markdown document (unless nested, `inside`), the blocks in it.
 
-        The program's own indentation stays.
+        The program's own indentation is preserved.
         """
         spaces = [len(line) - len(line.lstrip()) for line in self.lines if line.strip()]
         text = "\n".join(line[min([self.indent, *spaces]) :] for line in self.lines)
@@ -57,7 +57,7 @@ class _Open(NamedTuple):
 
 
 def blocks(text: str, inside: bool = False) -> list[Block]:
-    """Returns the fences of a text, in order. A fence that is not closed ends before the next one, or with the text.
+    """Returns the fenced blocks in order. An unclosed fence ends before the next one, or at the end of the text.
 
     >>> blocks("1. First:\\n   ~~~python\\n   x = 1\\n   ~~~\\nDone.")
     [Block(kind=0, code='x = 1')]
@@ -93,9 +93,9 @@ def blocks(text: str, inside: bool = False) -> list[Block]:
 
 
 def _late(line: str) -> tuple[str, str, str]:
-    """Returns a line's text, the fence at its end and the language, e.g. of "The code: ```python".
+    """Splits a line into text, a fence at its end, and the language, e.g. "The code: ```python".
 
-    CommonMark has no fence behind text, and models write it. Without one, the fence is empty.
+    CommonMark does not allow a fence after text, but models write it. The fence is empty if there is none.
     """
     line = line.rstrip()
     info = next((word for word in ("python3", "python", "py") if line.lower().endswith(word)), "")
@@ -105,7 +105,7 @@ def _late(line: str) -> tuple[str, str, str]:
     return before, fence if len(fence) >= 3 else "", info
 
 
-# ---- What is around a program: tokens, thoughts, markers.
+# ---- Text around a program: tokens, thoughts, markers.
 
 _TOKEN = re.compile(r"<[|｜][^|｜<>\n]{1,40}[|｜]>[ \t]*(?=\n|\Z|<)")
 _LAST_TOKEN = re.compile(r"(?:</s>|<eos>|<end_of_turn>|<\|[\w ]{1,40}\|>|\[EOS\])\Z")
@@ -116,7 +116,7 @@ _END = re.compile(rf"(?:{_MARK.format('/')}|\[DONE\]|\[END\])[ \t]*$", re.MULTIL
 
 
 def without_tokens(text: str) -> str:
-    """Returns the text up to the token at which its model stopped, e.g. `<|im_end|>`."""
+    """Cuts the text at the token at which the model stopped, e.g. `<|im_end|>`."""
     text = _FIRST_TOKEN.sub("", text)
     end = _TOKEN.search(text)
     text = (text[: end.start()] if end else text).rstrip()
@@ -126,7 +126,7 @@ def without_tokens(text: str) -> str:
 
 
 def _between_marks(text: str) -> str:
-    """Returns the text between MBPP's or Llama's markers. The prompt may hold the first of the two."""
+    """Returns the text between MBPP's or Llama's markers. The first marker may be in the prompt instead."""
     begin, end = _BEGIN.search(text), _END.search(text)
     if end and (begin is None or end.start() < begin.start()):
         return text[: end.start()]
@@ -140,11 +140,11 @@ def _between_marks(text: str) -> str:
 
 
 def program_in(text: str, prelude: str = "") -> str | None:
-    """Returns the program that a text holds; None if it holds none.
+    """Returns the program in a text, or None.
 
-    Fences of Python come before fences without a language, and those before others; a session (`>>>`) is none, and
-    neither is a fence that is no Python beside one that is. Without a fence the text is the program, apart from prose
-    around it. `prelude` is the code before it.
+    Python fences are preferred to fences without a language, and those to other languages. Interactive sessions (`>>>`)
+    are ignored, as are invalid fences beside a valid one. Without fences, the text itself is the program, apart from
+    surrounding prose. `prelude` is the code before it.
     """
     text = without_tokens(text)
     text = _between_marks(text[end_of_thoughts(text) :]).replace("\r\n", "\n")
@@ -159,14 +159,14 @@ def program_in(text: str, prelude: str = "") -> str | None:
 
 
 def programs_of(fenced: Iterable[Block]) -> list[str]:
-    """Returns the code of the fences that are most likely the program."""
+    """Returns the code of the fences that most likely form the program."""
     codes = [block for block in fenced if block.code.strip() and not _SESSION.match(block.code)]
     kind = min((block.kind for block in codes), default=PYTHON)
     return [block.code.rstrip() + "\n" for block in codes if block.kind == kind]
 
 
 def _joined(codes: list[str], prelude: str) -> str | None:
-    """Returns the fences as one program, without remarks, and without a version that a later one replaces."""
+    """Joins fences to one program, leaving out remarks, and versions that a later fence replaces."""
     if _parsed(prelude + "\n".join(codes)) is None:
         parts = [(code, _parsed(prelude + code) is not None) for code in codes]
         last = max((i for i, (code, whole) in enumerate(parts) if whole or _DEFINITION.search(code)), default=-1)
@@ -182,11 +182,11 @@ _CODE = re.compile(
     r"|[A-Za-z_][\w.]*(?:\[[^\]\n]*\])?[ \t]*[-+*/]?=(?!=)[ \t]*\S|print\()",
     re.MULTILINE,
 )
-"""A line that somebody who writes prose does not write. A text with one that is no Python is a wrong program."""
+"""A line that does not occur in prose. If a text has one but is not valid Python, it is a wrong program."""
 
 
 def _bare(text: str, prelude: str) -> str | None:
-    """Returns a text without fences as a program, without prose before and after it."""
+    """Returns the program in a text without fences, without prose before and after it."""
     if _is_program(text, prelude):
         return text
     start = _DEFINITION.search(text)
@@ -197,7 +197,7 @@ def _bare(text: str, prelude: str) -> str | None:
 
 
 def _without_tail(text: str, prelude: str) -> str | None:
-    """Returns the program before the prose at which Python stops; None if there is none."""
+    """Returns the program before the prose at which parsing fails, or None."""
     lines, error = text.split("\n"), _error_line(prelude + text) - prelude.count("\n")
     starts = [i for i, line in enumerate(lines[:error]) if line.strip() and not line.startswith((" ", "\t"))]
     paragraphs = [i + 1 for i, line in enumerate(lines[:error]) if not line.strip()]
@@ -209,7 +209,7 @@ def _without_tail(text: str, prelude: str) -> str | None:
 
 
 def _is_program(text: str, prelude: str) -> bool:
-    """Whether a text is Python that does more than to name or state something, as a single word does."""
+    """Whether a text is Python that does more than name or state something (a single word is valid Python too)."""
     tree = _parsed(prelude + text) if text.strip() else None
     if tree is None:
         return False
@@ -232,7 +232,7 @@ def _parsed(code: str) -> ast.Module | None:
 
 
 def _error_line(code: str) -> int:
-    """Returns the line, from 1, at which Python finds an error."""
+    """Returns the line, from 1, of the first syntax error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

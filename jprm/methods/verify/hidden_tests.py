@@ -1,23 +1,22 @@
-"""Runs a program in one process and its hidden tests in another. Standard library only: both sides run it as a script.
+"""Runs a program in one process and its hidden tests in another. Standard library only: both run it as a script.
 
-The program's process (`serve`) holds its names and answers requests on a socket. The tests' process (`answer`) sees
-the names as proxies. Plain values cross the socket as copies, with exact types; every other object stays with the
-program and crosses as a number. So the program sees the calls and their arguments, but neither the tests nor what they
-expect.
+The program's process (`serve`) holds its names and answers requests on a socket. The tests' process (`answer`) sees the
+names as proxies. Plain values are copied over the socket with exact types; every other object stays with the program
+and is sent as a number. So the program sees calls and arguments, but neither the tests nor their expected values.
 
-A comparison or an operation of a program's object with a plain value would show the program the expected value or let
-the object decide. It raises `Undecided`, and the test decides nothing.
+If a test compares or combines a program's object with a plain value, the program would see the expected value, or could
+decide the result. This raises `Undecided`, and the test decides nothing.
 
-A test runs in a namespace of its own, which nothing that the program sends is written into: the program's names are
-where Python looks after the globals, among the builtins. So whatever a test stores hides the program's name. Which
-builtins a program may hide is known only from the tests (`_subjects`).
+Each test runs in its own namespace, which never receives data from the program: Python finds the program's names after
+the globals, among the builtins. So any name that a test stores hides the program's name. `_subjects` derives from the
+tests which builtins a program may hide.
 
-One pair of processes serves many programs. The leader has the questions, the follower runs the programs. For every
-question the leader sends the follower one end of a new socket pair; each then forks a child, and the two children talk
-only over that pair. A child gives up the right to fork before anything untrusted runs, and is killed when its question
-is decided. So a program cannot change what happens to the next one: it shares with it no memory, no descriptor and no
-file. A follower whose folder has changed after a program ends, even if the program removed its files, and the caller
-starts another for the remaining questions.
+One pair of processes serves many programs. The leader has the questions, the follower runs the programs. For each
+question the leader sends the follower one end of a new socket pair; each then forks a child, and the children
+communicate only over that pair. A child gives up the right to fork before any untrusted code runs, and is killed once
+its question is decided. So a program cannot affect the next one: they share no memory, descriptor or file. If a program
+has changed the follower's folder, even by files that it removed again, the follower ends, and the caller starts another
+for the remaining questions.
 """
 
 import ast
@@ -47,11 +46,11 @@ _BUILTIN = {name for name in _PYTHON if not name.startswith("__")}
 
 
 class Undecided(BaseException):
-    """Raised where only the program could decide a test."""
+    """Only the program could decide the test."""
 
 
 class Pipe:
-    """Messages as JSON lines, and values in them."""
+    """Messages and values as JSON lines."""
 
     def __init__(self, descriptor):
         self.input, self.output = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb", 0)
@@ -114,11 +113,11 @@ class Pipe:
 
 
 class Ended(BaseException):
-    """Raised when the other process has ended. No test catches it."""
+    """The other process has ended. Tests cannot catch this."""
 
 
 class ProgramSide(Pipe):
-    """The program's side: a table of its objects, by number."""
+    """The program's side: a table of its objects by number."""
 
     def pack_object(self, value, depth):
         number = id(value)
@@ -156,7 +155,7 @@ class ProgramSide(Pipe):
         return message
 
     def answer(self, message):
-        """Performs one request: an operation on values, whose plain containers come back as they are afterwards."""
+        """Performs one requested operation; replies with the result and the updated plain containers."""
         try:
             values = [self.unpack(value) for value in message["values"]]
             keys = {key: self.unpack(value) for key, value in message.get("keys", {}).items()}
@@ -210,7 +209,7 @@ _OPERATIONS |= {"exit": lambda value: type(value).__exit__(value, None, None, No
 
 
 class Tests(Pipe):
-    """The tests' side."""
+    """The side of the tests."""
 
     def __init__(self, descriptor):
         super().__init__(descriptor)
@@ -286,7 +285,7 @@ class Tests(Pipe):
         self.send(reply)
 
     def report(self, tests, more):
-        """Returns the report. Only its own words go into it: the program writes what it likes on the pipe."""
+        """Returns the report. It contains only this process's own words: the program controls the pipe's content."""
         try:
             first = self.receive()
         except Ended:
@@ -333,7 +332,7 @@ class Tests(Pipe):
 
 
 def _without_numbers(packed):
-    """Returns what equals the same for equal values: no numbers of objects, and sets and maps in one order."""
+    """Returns a canonical form, equal for equal values: without object numbers, with sets and maps sorted."""
     if not isinstance(packed, list):
         return packed
     name, *rest = packed
@@ -346,11 +345,11 @@ def _without_numbers(packed):
 
 
 def _subjects(tests):
-    """Returns for each test the builtins of which one is the program's in it.
+    """For each test, returns the builtin names that may refer to the program's own function.
 
-    A test that hands a builtin to a function of its own, such as `check(pow)`, tests that builtin. A test that reads a
-    name besides the builtins tests that name, and its builtins are Python's: there are none. Other tests, such as
-    `assert sum(10, 15) == 6`, test the function among the builtins that all of them read.
+    A test that passes a builtin to its own function, e.g. `check(pow)`, tests that builtin. If a test reads other names
+    too, it tests those, and its builtins are Python's: the result is empty. Other tests, e.g. `assert sum(10, 15) ==
+    6`, test a function among the builtins that all of them read.
     """
     alone = []
     for test in tests:
@@ -368,7 +367,7 @@ def _subjects(tests):
 
 
 def _handed_over(tree):
-    """Returns the builtins that a test gives to a function that it defines: HumanEval's `check(candidate)`."""
+    """Returns builtins that a test passes to a function it defines, e.g. HumanEval's `check(candidate)`."""
     defined = {statement.name for statement in tree.body if isinstance(statement, ast.FunctionDef)}
     handed = set()
     for statement in tree.body:
@@ -379,7 +378,7 @@ def _handed_over(tree):
 
 
 def _global_names(code):
-    """Returns the names that code reads as globals, and those that it stores."""
+    """Returns the global names that code reads, and those that it stores."""
     reads, stores = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"):
@@ -393,7 +392,7 @@ def _global_names(code):
 
 
 def _restore(value, after, pipe):
-    """Gives a container of the test the contents that the program left in its copy."""
+    """Copies back the contents that the program left in its copy of a test's container."""
     if type(value) in (list, bytearray):
         value[:] = pipe.unpack(after)
     elif type(value) in (dict, set, collections.deque, collections.Counter, collections.OrderedDict):
@@ -406,7 +405,7 @@ def _undecided(*_):
 
 
 def _proxy(pipe, number):
-    """Returns an object of the program. Its class is its own, so that special methods are found."""
+    """Returns a proxy for a program's object. It has its own class, so that Python finds special methods."""
 
     def ask(op):
         return lambda self, *rest, **keys: pipe.request(op, self, *rest, **keys)
@@ -437,7 +436,7 @@ def _proxy(pipe, number):
 
 
 def serve(descriptor):
-    """Runs the program that arrives on a socket, and answers what is asked about it."""
+    """Runs the program that arrives on a socket, and answers requests about it."""
     program = ProgramSide(descriptor)
     with contextlib.suppress(Ended):
         question = program.receive()
@@ -448,7 +447,7 @@ def serve(descriptor):
 
 
 def answer(descriptor, question):
-    """Sends the program to a socket and returns the report of its tests."""
+    """Sends the program to a socket, and returns the report of its tests."""
     tests = Tests(descriptor)
     with contextlib.suppress(Ended):  # the report says so
         tests.send({"code": question["code"], "more": question["more"]})
@@ -478,9 +477,9 @@ class _Filter(ctypes.Structure):
 
 
 def _fork(rules, run):
-    """Forks a child that runs a function under a BPF program over its system calls; an empty one forbids nothing.
+    """Forks a child that runs a function under a BPF filter of system calls; an empty filter allows all.
 
-    The child never returns to the parent's code, and exits with 77 where the system refuses the BPF program.
+    The child never returns to the parent's code. It exits with 77 if the system rejects the filter.
     """
     child = os.fork()
     if child:
@@ -496,7 +495,7 @@ def _fork(rules, run):
 
 
 def follow(control, rules):
-    """Forks a child that runs `serve` for every socket that arrives."""
+    """Forks a child that runs `serve` for each socket that arrives."""
     child, untouched = None, _folder()
     while True:
         message, sockets, *_ = socket.recv_fds(control, 1, 1)
@@ -514,15 +513,15 @@ def _serve(control, descriptor):
 
 
 def _folder():
-    """Returns what any change of the folder or of what is in it changes."""
+    """Returns a fingerprint of the folder's contents and metadata."""
     here = os.stat(".")
     return os.listdir("."), here.st_mode, here.st_mtime_ns, here.st_ctime_ns
 
 
 def lead(control, rules, questions, seconds, report):
-    """Writes a line of JSON to the descriptor `report` for every question, until one cannot be asked.
+    """Writes one JSON line per question to the descriptor `report`, until a question cannot be sent.
 
-    A line is what `answer` returns in a child; `{"late": true}` after so many seconds.
+    A line is the result of `answer` in a child, or `{"late": true}` after `seconds`.
     """
     control.settimeout(seconds + 10)
     for question in questions:
@@ -539,7 +538,7 @@ def lead(control, rules, questions, seconds, report):
 
 
 def _line(report_of, rules, seconds, control, report):
-    """Returns the line of one question: what `report_of()` returns in a child."""
+    """Returns the line for one question: `report_of()` computed in a child."""
     read, write = os.pipe()
 
     def run():
@@ -571,7 +570,7 @@ def _end(child):
 
 
 def main(role, number, question):
-    """Runs one side over the socket `number`; the question, in JSON, has the rules and, for the leader, all else."""
+    """Runs one side over the socket `number`. The JSON question has the rules and, for the leader, all questions."""
     question = json.loads(question)
     rules = base64.b64decode(question["rules"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as process 1 it then gets no signal from its children

@@ -1,25 +1,25 @@
-"""Programs judged by tests, and steps that are Python code.
+"""Judges programs, and steps that are Python code, by tests.
 
-Each step extends the program of the earlier steps, which then runs with tests. A record has `"tests": [str]`, each a
-statement such as `assert area(2) == 4`, and may have a `"prelude"`, code before the first step. After a step, the
-program so far runs in the sandbox, then every test. The step is
+Each step extends the program of the earlier steps, which then runs with the tests. A record has `"tests": [str]`,
+statements such as `assert area(2) == 4`, and optionally a `"prelude"`, code before the first step. After each step, the
+sandbox runs the program so far, then every test. The step is
 
-- incorrect (0) if the program does not compile, raises, exits or takes too long, or a test fails;
+- incorrect (0) if the program does not compile, raises, exits or times out, or a test fails;
 - correct (1) if it runs, no test fails and at least one passes;
-- unlabelled if no test can run yet or its block is incomplete: the next step begins indented, or an end is missing. A
-  test that needs an undefined name is skipped, but fails after the last step.
+- unlabelled if no test can run yet, or its block is incomplete (the next step is indented, or an end is missing). A
+test that needs an undefined name is skipped, but fails after the last step.
 
-The tests run in another process and sandbox than the program (`hidden_tests.py`), which sees the calls of its functions
-but neither the tests nor their report. A test that compares a program's object with a plain value is undecided, and so
-may one be that needs a builtin which the program hides; then the step is incorrect if another test fails, and
-unlabelled otherwise.
+The tests run in a separate process and sandbox (`hidden_tests.py`), which sees the calls of the program's functions;
+the program sees neither tests nor report. A test that compares one of the program's objects with a plain value is
+undecided, as may be a test that needs a builtin hidden by the program. Then the step is incorrect if another test
+fails, else unlabelled.
 
-Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, the code is in the fences and
-the other steps are prose and unlabelled; else a step's whole text is code (`fences.py`). Only the standard library is
+Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, only fences are code, and the
+other steps are unlabelled prose; else each step's whole text is code (`fences.py`). Only the standard library is
 available.
 
-Starting two sandboxes takes longer than most programs, so a pair of them serves a batch: each program and its tests are
-two processes of their own, forked there. A program that hangs, crashes or attacks spoils only its own report.
+Starting two sandboxes takes longer than most programs, so one pair serves a batch: each program and its tests are two
+forked processes. A program that hangs, crashes or attacks spoils only its own report.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from jprm.methods.verify.sandbox import Limits, python, rules, run_command, run_
 from jprm.tree import ReasoningTree
 
 LIMITS = Limits(seconds=10.0, memory=1 << 30)
-"""Limits of one program with its tests."""
+"""Limits for one program with its tests."""
 
 BATCH = 128
-"""Programs that one pair of sandboxes serves, at most."""
+"""Maximum programs per pair of sandboxes."""
 
 
 # ---- Steps that are code.
 
 
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
-    """Returns a verdict per node.
+    """Returns one verdict per node.
 
     Raises:
       RecordError: as `tests_of`.
-      OSError: `sandbox` is True and there is none.
+      OSError: `sandbox` is True, but there is no sandbox.
     """
     tests = tests_of(tree.extra)
     prelude = _ended(tree.extra.get("prelude", ""))
@@ -81,7 +81,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
 
 
 def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str | None:
-    """Returns the program that the steps write after the record's prelude; None if they write none."""
+    """Returns the program of the steps, after the record's prelude; None if they contain none."""
     prelude = _ended(record.get("prelude", ""))
     program = program_in("".join(map(_ended, steps)), prelude)
     return None if program is None else prelude + program
@@ -121,7 +121,7 @@ def _verdict(report: Report, last: bool, limits: Limits) -> Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Code with its tests. Where it is not the `last` of its chain, its last block may be incomplete."""
+    """Code with its tests. Unless it is the `last` of its chain, its last block may be incomplete."""
 
     code: str
     tests: tuple[str, ...]
@@ -130,15 +130,15 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What the tests found.
+    """Results of the tests.
 
     Attributes:
-      results: for each test `passes`, `undecided`, `later` where a name is not defined, or why it fails. Empty with an
-        error.
-      error: why the code did not run to its end; empty where its last block is incomplete.
-      late: time ran out.
-      behaviour: equal for programs that answered the tests' calls the same way; None where they did not run.
-      started: False where the sandbox did not start.
+      results: per test: `passes`, `undecided`, `later` (an undefined name), or the reason of failure. Empty if there is
+        an error.
+      error: reason why the code did not finish; "" if its last block is incomplete.
+      late: timed out.
+      behaviour: equal for programs that answered the tests' calls identically; None if they did not run.
+      started: False if the sandbox did not start.
     """
 
     results: tuple[str, ...] = ()
@@ -149,7 +149,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether there are tests and all pass. One that cannot be decided does not."""
+        """Whether there are tests and all pass. An undecided test does not pass."""
         return set(self.results) == {"passes"}
 
 
@@ -157,12 +157,12 @@ NOT_STARTED = Report(started=False)
 
 
 def run_programs(programs: Sequence[Program], limits: Limits = LIMITS, *, sandbox: bool = True) -> list[Report]:
-    """Returns the programs' reports, in order. Equal programs run once. `limits` are of each.
+    """Runs programs and returns their reports, in order. Equal programs run once. `limits` apply to each.
 
-    Without `sandbox` a program may do whatever its user may.
+    Without `sandbox`, programs have all permissions of the user.
 
     Raises:
-      OSError: `sandbox` is True and there is none.
+      OSError: `sandbox` is True, but there is no sandbox.
     """
     distinct = list(dict.fromkeys(programs))
     workers = os.cpu_count() or 1
@@ -175,7 +175,7 @@ def run_programs(programs: Sequence[Program], limits: Limits = LIMITS, *, sandbo
 
 
 def _run_batch(programs: Sequence[Program], limits: Limits, sandbox: bool) -> list[Report]:
-    """Starts sandboxes until every program has its report: a program that leaves files behind ends its own."""
+    """Starts sandboxes until every program has a report: a program that leaves files behind ends its sandbox."""
     reports: list[Report] = []
     while len(reports) < len(programs):
         reports += _serve(programs[len(reports) :], limits, sandbox) or [NOT_STARTED]
@@ -183,7 +183,7 @@ def _run_batch(programs: Sequence[Program], limits: Limits, sandbox: bool) -> li
 
 
 def _serve(programs: Sequence[Program], limits: Limits, sandbox: bool) -> list[Report]:
-    """Returns the reports of the first programs, of as many as one pair of sandboxes served."""
+    """Runs the programs in one pair of sandboxes, and returns the reports of the first ones, until the pair ended."""
     command = [python(), "-I", "-S", "-c", _script()]
     shared = {"rules": base64.b64encode(rules()).decode() if sandbox else ""}
     questions = [{"code": program.code, "tests": program.tests, "more": not program.last} for program in programs]
@@ -220,12 +220,12 @@ def _report(line: str, tests: int) -> Report:
     return Report(error="reported something other than test results")
 
 
-# ---- Blocks of code without tests, for what they print.
+# ---- Output of code blocks without tests.
 
 BLOCK_LIMITS = Limits(seconds=5.0, memory=1 << 30)
 
 LONGEST = 2000
-"""Characters of output that are kept."""
+"""Maximum characters of output."""
 
 _RUNNER = """
 import contextlib, io, json, sys
@@ -245,9 +245,9 @@ except Exception as error:
 
 
 def printed(blocks: Sequence[str], limits: Limits = BLOCK_LIMITS) -> str:
-    """Returns what the last block prints after the earlier ones, with its error if it raises one.
+    """Returns the output of the last block, run after the earlier ones, including its error if it raises.
 
-    Only the standard library is available. `limits` are of all blocks together.
+    Only the standard library is available. `limits` apply to all blocks together.
 
     Raises:
       OSError: there is no sandbox.

@@ -1,8 +1,8 @@
-"""Runs untrusted programs under bubblewrap (`bwrap`), resource limits and a filter of system calls.
+"""Runs untrusted programs under bubblewrap (`bwrap`), resource limits and a system call filter.
 
-A program sees /usr and an empty /tmp of a few megabytes: no home, environment, network or process of the machine. It
-may start threads but no process, and ends when it exceeds its time, memory or file size. The filter forbids processes,
-since RLIMIT_NPROC does not bind root, and changes of modes, owners, times and attributes of files.
+A program sees /usr and an empty /tmp of a few megabytes, but no home, environment, network or other processes. It may
+start threads but no processes, and ends when it exceeds its time, memory or file size. The filter forbids processes,
+because RLIMIT_NPROC does not bind root, and changes to modes, owners, times and attributes of files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import IO
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Seconds of time; bytes of memory, of each file and of the output, and of all files together."""
+    """Seconds of time; bytes of memory, of each file (and the output), and of all files together."""
 
     seconds: float = 10.0
     memory: int = 1 << 30
@@ -38,7 +38,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class CommandResult:
-    """`status` is the exit status, negative for a signal, None if time ran out. `output` is what was printed."""
+    """`status`: exit status, negative for a signal, None if time ran out. `output`: the printed text."""
 
     status: int | None
     output: str
@@ -46,7 +46,7 @@ class CommandResult:
 
 @functools.cache
 def refusal() -> str | None:
-    """Returns why there is no sandbox on this machine, None if there is one."""
+    """Returns the reason why this machine has no sandbox, or None."""
     if sys.platform != "linux":
         return "the sandbox is for Linux"
     if not ctypes.util.find_library("seccomp"):
@@ -68,9 +68,9 @@ def require() -> None:
 
 
 def run_command(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> CommandResult:
-    """Runs a command with `text` as its input; returns what it prints and how it ends.
+    """Runs a command with `text` as its input; returns its output and exit status.
 
-    Without `sandbox` only time, memory and file size are limited, and the program may do whatever its user may.
+    Without `sandbox`, only time, memory and file size are limited; the program has all permissions of the user.
 
     Raises:
       OSError: there is no sandbox.
@@ -88,10 +88,10 @@ def run_servers(
     *,
     sandbox: bool = True,
 ) -> tuple[CommandResult, CommandResult]:
-    """Runs two trusted commands, each in a sandbox of its own, joined by a socket whose number ends their arguments.
+    """Runs two trusted commands in separate sandboxes, joined by a socket; its number is their last argument.
 
-    They may fork, unlike programs. A child must apply `rules()` before it runs anything untrusted. `limits` are of each
-    process, `seconds` of both commands. The first is killed when the second ends.
+    Unlike programs, they may fork. A child must apply `rules()` before it runs untrusted code. `limits` apply to each
+    process, `seconds` to both commands. The first is killed when the second ends.
 
     Raises:
       OSError: there is no sandbox.
@@ -119,9 +119,9 @@ def _run_command(
     command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, descriptors: Sequence[int] = (), stop=None,
     server_seconds: float | None = None,
 ) -> CommandResult:  # fmt: skip
-    """Runs a command. It takes over the file `descriptors`, and is killed when the event `stop` is set.
+    """Runs a command, which takes over the `descriptors` and is killed when the event `stop` is set.
 
-    With `server_seconds`, its time, it may fork.
+    If `server_seconds` is set, this is its time limit, and it may fork.
     """
     caps = [f"--as={limits.memory}", f"--fsize={limits.file}", f"--cpu={int(limits.seconds) + 1}"]
     forks = server_seconds is not None
@@ -160,7 +160,7 @@ def _write(file: IO[bytes], content: bytes) -> None:
 
 
 def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | None = None) -> int | None:
-    """Returns the exit status, that of a kill once `stop` is set; None if time ran out."""
+    """Returns the exit status (of the kill, if `stop` is set); None if time ran out."""
     end, nap = time.monotonic() + seconds, 0.001
     while (status := process.poll()) is None and time.monotonic() < end:
         if stop and stop.is_set():
@@ -172,7 +172,7 @@ def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | Non
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Kills the whole session. With bwrap its process namespace ends, and everything in it."""
+    """Kills the whole session. With bwrap, this ends its process namespace and everything in it."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -181,7 +181,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def python() -> str:
-    """Returns the interpreter without its virtual environment: programs see only the standard library."""
+    """Returns the interpreter outside its virtual environment, so that programs see only the standard library."""
     return os.path.realpath(sys.executable)
 
 
@@ -213,9 +213,9 @@ def _bwrap(command: Sequence[str], limits: Limits, forks: bool = False) -> list[
 
 @functools.cache
 def _scope() -> tuple[str, ...]:
-    """Returns the command that runs another in a memory cgroup of its own, () where systemd delegates none.
+    """Returns a command prefix that gives a command its own memory cgroup; () if systemd delegates none.
 
-    RLIMIT_AS counts neither a program's files in /tmp nor what it shares; the cgroup does.
+    Unlike RLIMIT_AS, the cgroup counts a program's files in /tmp and its shared memory.
     """
     command = ("systemd-run", "--scope", "--quiet", "--collect", *(() if os.geteuid() == 0 else ("--user",)))
     try:
@@ -225,8 +225,8 @@ def _scope() -> tuple[str, ...]:
     return command if tried.returncode == 0 else ()
 
 
-# What a process may do with its own memory, files, threads, clocks and sockets. Other calls fail with ENOSYS. So the
-# C library starts threads with `clone`, whose flags a filter can read, and not with `clone3`.
+# Calls on a process's own memory, files, threads, clocks and sockets. Other calls fail with ENOSYS, so the C library
+# starts threads with `clone`, whose flags a filter can read, instead of `clone3`.
 _ALLOWED = """
 access alarm arch_prctl brk capget chdir clock_getres clock_gettime clock_nanosleep close close_range copy_file_range
 creat dup dup2 dup3 execve execveat exit exit_group faccessat faccessat2 fadvise64 fallocate fchdir fdatasync
@@ -252,8 +252,8 @@ fork vfork
 chmod chown fchmod fchmodat fchmodat2 fchown fchownat fremovexattr fsetxattr futimesat lchown lremovexattr lsetxattr
 removexattr setxattr utime utimensat utimes
 """
-"""Calls that fail with EPERM: processes, and what a file keeps beside its content. For root the sandbox's user owns the
-machine's devices, which /dev shows; and what /tmp keeps after its files are gone would reach the next program."""
+"""Calls that fail with EPERM: creating processes, and changing file metadata. Under root the sandbox's user owns the
+devices in /dev; and metadata that outlive the files in /tmp would reach the next program."""
 _WITH: dict[str, tuple[dict[int, int], ...]] = {
     **{name: ({0: 0},) for name in
        ("prlimit64", "sched_setaffinity", "sched_setattr", "sched_setparam", "sched_setscheduler")},
@@ -263,8 +263,8 @@ _WITH: dict[str, tuple[dict[int, int], ...]] = {
     "fcntl": tuple({1: command} for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)),
     "ioctl": tuple({1: command} for command in (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
 }  # fmt: skip
-"""Calls that are allowed with these values of arguments, by their place. Limits, scheduling and priority may be changed
-of only the caller (0; not of its group or user): a program may not slow or starve the process that forks the next one.
+"""Calls that are allowed with these argument values, by position. Limits, scheduling and priority may be changed only
+for the caller (0), not its group or user: a program must not slow or starve the process that forks the next one.
 `fcntl` duplicates descriptors, sets their flags, locks, and sizes pipes, but takes no lease on the machine's files.
 Sockets are of the families AF_UNIX, AF_INET and AF_INET6, which end at the sandbox's network: AF_VSOCK leads out of it.
 `ioctl` asks for a terminal (TCGETS, TCGETS2, TIOCGWINSZ) and for waiting bytes, and sets descriptors' flags, but not
@@ -275,7 +275,7 @@ _CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020000
 
 @functools.cache
 def rules(forks: bool = False) -> bytes:
-    """Returns the filter of system calls as a BPF program, for `bwrap --seccomp`; with `forks` processes may fork."""
+    """Returns the system call filter as a BPF program, for `bwrap --seccomp`; with `forks`, processes may fork."""
     import pyseccomp as seccomp
 
     filter_ = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))

@@ -1,10 +1,11 @@
 """Verifiers judge whole chains by their outcome, wherever chains are sampled (`jprm label`, `jprm rl`).
 
-A verifier judges many chains at once, since programs run in batches. Commands and experiments name one of `VERIFIERS`,
-or the user's own as `module:NAME` or `FILE.py:NAME`: a `Verifier`, or a function from (record, steps) to a reward.
+A verifier judges many chains at once, because programs run in batches. Commands and experiments name one of
+`VERIFIERS`, or the user's `module:NAME` or `FILE.py:NAME`: a `Verifier`, or a function from (record, steps) to a
+reward.
 
-A check of the working is a function from (record, steps) to True, False or None (not checkable) for each step. A
-checker labels the steps of a tree (`jprm label verify`).
+A check of the working maps (record, steps) to True, False or None (not checkable) per step. A checker labels the steps
+of a tree (`jprm label verify`).
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from jprm.tree import NONE, ReasoningTree, RecordError, chains_of, with_labels, 
 
 Record = Mapping[str, Any]
 Chain = tuple[Record, Sequence[str]]
-"""A problem's record, and the texts of all steps."""
+"""A problem's record, and the text of each step."""
 
 Kind = Literal["arithmetic", "python", "coq"]
-"""What steps are, for a checker."""
+"""Kind of steps that a checker expects."""
 
 ORIGIN = "formal"
-"""Of a checker's labels."""
+"""Origin of a checker's labels."""
 
 UNDECIDED = "undecided"
-"""The key of a sample that its verifier cannot judge: why. Its reward is 0 and its `correct` unknown."""
+"""Key with the reason why a verifier could not judge a sample. Its reward is 0, and `correct` is unknown."""
 
 Working = Callable[[Record, Sequence[str]], Sequence[bool | None]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What is known of a chain: its reward in [0, 1], 1 for a correct one, and keys for the record of a sample."""
+    """Judgement of a chain: its reward in [0, 1], 1 if correct, and keys for the sample's record."""
 
     reward: float
     about: Mapping[str, Any] = dataclasses.field(default_factory=lambda: NONE)
@@ -52,20 +53,20 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Verifier:
-    """How chains are judged.
+    """A method of judging chains.
 
     Attributes:
-      judge: chains to their outcomes, in order.
-      check: (record, where) raises RecordError for a record whose chains cannot be judged.
+      judge: maps chains to their outcomes, in order.
+      check: (record, where) raises RecordError if the record's chains cannot be judged.
     """
 
     judge: Callable[[Sequence[Chain]], Sequence[Outcome]]
     check: Callable[[Record, str], Any]
 
     def rewards(self, chains: Sequence[Chain]) -> list[float]:
-        """Returns the chains' rewards.
+        """Returns the rewards of chains.
 
-        Raises ValueError for one outside [0, 1].
+        Raises ValueError for a reward outside [0, 1].
         """
         rewards = [float(outcome.reward) for outcome in self.judge(chains)] if chains else []
         for (record, _), reward in zip(chains, rewards, strict=True):
@@ -74,9 +75,9 @@ class Verifier:
         return rewards
 
     def accepts(self, completions: Sequence[tuple[Record, Prefix, Sequence[Sample]]]) -> list[list[bool]]:
-        """Returns whether each sample that completes a prefix makes it a correct chain. One that was cut off does not.
+        """Returns whether each sample completes its prefix to a correct chain; False if it was cut off.
 
-        All are judged together.
+        All are judged in one batch.
         """
         chains = [
             (record, prefix.steps + sample.steps)
@@ -91,20 +92,20 @@ class Verifier:
 
 
 def needs_answer(record: Record, where: str) -> None:
-    """Raises RecordError for a record without an answer."""
+    """Raises RecordError if the record has no answer."""
     if record.get("answer") is None:
         raise RecordError(where, "answer", "is absent, so no chain can be judged", "Give it, or remove the record.")
 
 
 def of_function(reward: Callable[[Record, Sequence[str]], float]) -> Verifier:
-    """Returns the verifier of a function that rewards one chain of a record with an answer."""
+    """Makes a verifier from a function that rewards one chain; the record must have an answer."""
     return Verifier(lambda chains: [Outcome(reward(*chain)) for chain in chains], needs_answer)
 
 
 def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Outcome]:
-    """Returns 1 for chains whose final answer equals the record's, else 0.
+    """Rewards chains with 1 if their final answer equals the record's, else 0.
 
-    With each are the `answer` and the `answer_rule` that took it. `form`: the only rule that counts.
+    Each outcome has the `answer`, and the `answer_rule` that extracted it. `form`: the only rule to accept, e.g. `box`.
     """
     outcomes = []
     for record, steps in chains:
@@ -118,13 +119,13 @@ _LETTERS = str.maketrans("0123456789", "ghijklmnop")  # answers of only words ar
 
 
 def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Outcome]:
-    """Returns 1 for chains that are programs which pass all `tests` of their record, else 0.
+    """Rewards chains with 1 if they are programs that pass all `tests` of their record, else 0.
 
-    With each are `passed`, the number of tests that pass, and `answer`: letters that are equal for programs that do the
-    same on the calls of the tests, so that votes count them together. It is None for a program that does not run. A
+    Each outcome has `passed`, the number of passed tests, and as `answer` letters that are equal for programs with
+    equal behaviour on the tests, so that votes count them together. `answer` is None if the program does not run. A
     chain without a program is `undecided`.
 
-    Raises OSError where the sandbox is absent or does not start.
+    Raises OSError if the sandbox is absent or does not start.
     """
     codes = [program_of(record, steps) for record, steps in chains]
     programs = [
@@ -146,13 +147,13 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Out
 
 
 def needs_tests(record: Record, where: str) -> None:
-    """Raises RecordError for a record without tests, and OSError where there is no sandbox to run them in."""
+    """Raises RecordError if the record has no tests, and OSError if there is no sandbox for them."""
     tests_of(record, where)
     sandbox.require()
 
 
 def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
-    """Returns whether the equations of each step hold; None for a step without any."""
+    """Returns whether the equations of each step hold; None if a step has none."""
     del record
     return [None if (label := label_of(step)) is None else bool(label) for step in steps]
 
@@ -167,7 +168,7 @@ WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 
 
 def find(name: str) -> Verifier:
-    """Returns the verifier of a name; errors as `find_part`."""
+    """Finds a verifier by name; errors as `find_part`."""
     verifier = find_part(name, VERIFIERS, "verifier", files=True)
     if isinstance(verifier, Verifier):
         return verifier
@@ -175,12 +176,12 @@ def find(name: str) -> Verifier:
 
 
 def find_working(name: str) -> Working:
-    """Returns the check of the working of a name; errors as `find_part`."""
+    """Finds a check of the working by name; errors as `find_part`."""
     return find_part(name, WORKING, "working", Callable, files=True)
 
 
 def record_of_problem(tree: ReasoningTree) -> dict[str, Any]:
-    """Returns what a verifier sees of a tree: its record without the chains."""
+    """Returns a tree's record without its chains, which is all that a verifier sees."""
     return without_chain(tree.extra) | {"problem": tree.problem, "answer": tree.answer}
 
 
@@ -190,10 +191,10 @@ def right_working(verdicts: Sequence[bool | None]) -> bool:
 
 
 def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
-    """Returns a function from a tree to a verdict per node.
+    """Returns a function from a tree to one verdict per node.
 
     Raises:
-      OSError: coqtop is not installed, or there is no sandbox and `in_sandbox` is True.
+      OSError: coqtop is not installed, or `in_sandbox` is True but there is no sandbox.
     """
     if kind == "arithmetic":
         return lambda tree: [check_arithmetic(node.text) for node in tree.nodes]
@@ -206,7 +207,7 @@ def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree],
 
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
-    """Returns the tree with its verdicts as labels of `correctness`; `false` tells what does not hold in a step."""
+    """Labels the tree with verdicts on `correctness`; `false` stores the failing statement of a step."""
     notes = [{"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {}) for verdict in verdicts]
     return with_labels(tree, [verdict.label for verdict in verdicts], "correctness", ORIGIN, notes)
 
@@ -217,38 +218,37 @@ _extracted = functools.lru_cache(maxsize=1 << 16)(extract)
 # ------------------------------------------------------------------------------------------------------------------ Coq
 #
 # `coqtop` runs each step, a tactic, after the theorem and the earlier steps. The theorem is the record's `"theorem"`,
-# with its requirements, or its `problem`. A step is correct (1) if Coq accepts all its sentences and incorrect (0) if
-# it rejects one. It is unlabelled after a rejected one, when time runs out, when Coq rejects the theorem, and if it is
-# no tactic: commands begin with a capital letter and could assume or undo anything, so only `Proof.`, `Qed.` and
-# `Defined.` of them are allowed. Tactics that postpone a goal (`admit`, `shelve`) or that the kernel checks only at the
-# end (`exact_no_check`) are refused. `Guarded` runs after every step and finds a fixpoint without a guard; `Qed` runs
-# after the last, and what it finds makes that step incorrect. A limit of the sandbox, such as "Stack overflow", leaves
-# steps unlabelled.
+# with its imports, or its `problem`. A step is correct (1) if Coq accepts all its sentences, and incorrect (0) if it
+# rejects one. It is unlabelled after a rejected step, if time runs out, if Coq rejects the theorem, or if it is not a
+# tactic. Commands begin with a capital letter and could assume or undo anything, so only `Proof.`, `Qed.` and
+# `Defined.` are allowed. Tactics that postpone a goal (`admit`, `shelve`), or that the kernel checks only at the end
+# (`exact_no_check`), are refused. `Guarded` runs after every step to find unguarded fixpoints. `Qed` runs after the
+# last step; if it fails, that step is incorrect. Sandbox limits, e.g. "Stack overflow", leave steps unlabelled.
 
 COQ_LIMITS = Limits(seconds=30.0, memory=4 << 30)
-"""Limits of one chain: all its tactics, and the start of Coq."""
+"""Limits for one chain: all its tactics, and the start of Coq."""
 
 _END = re.compile(r"\.(?=\s|\Z)")
 _LEAD = re.compile(r"(?:[-+*{}]+\s*|(?:\d+|all|par)\s*:\s*)*")
 _PROOF = re.compile(r"(?:Proof|Qed|Defined)\s*")
 _UNSOUND = re.compile(r"\b(?:admit|give_up|shelve\w*|unshelve|\w*_no_check|native_\w+)\b")
-"""Tactics that postpone a goal, that the kernel has not checked, or that need a compiler."""
+"""Tactics that postpone a goal, bypass the kernel's check, or need a compiler."""
 _LIMIT = re.compile(r"Stack overflow|[Oo]ut of memory|Timeout!|Anomaly|System error|Fatal error|Cannot allocate")
-"""Coq's words for a limit of the sandbox or a fault of its own: nothing about the proof."""
+"""Coq's messages for sandbox limits or internal faults, which do not concern the proof."""
 _CLOSED = re.compile(r"Error:[^.()]*\(No proof-editing in progress\)")
 _BEGUN = re.compile(r'Recursive definition is: "\?')  # of `fix IH 1.`: the next steps write its body
 
 
 @functools.cache
 def coq_refusal() -> str | None:
-    """Returns why Coq cannot run on this machine, None if it can."""
+    """Returns the reason why Coq cannot run on this machine, or None."""
     return None if shutil.which("coqtop") else "coqtop is not installed (Debian's package coq)"
 
 
 def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
-    """Returns a verdict per node. Every path of the tree is one run of Coq.
+    """Returns one verdict per node. Each path of the tree is one run of Coq.
 
-    Raises OSError where `sandbox` is True and there is none.
+    Raises OSError if `sandbox` is True but there is no sandbox.
     """
     theorem = tree.extra.get("theorem", tree.problem)
     verdicts: list[Verdict | None] = [None] * len(tree.nodes)
@@ -263,7 +263,7 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
 def check_tactics(
     theorem: str, steps: Sequence[str], *, sandbox: bool = True, limits: Limits = COQ_LIMITS
 ) -> list[Verdict]:
-    """Returns a verdict per step of one proof."""
+    """Returns one verdict per step of a proof."""
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
     nothing = [Verdict(None)] * len(steps)
     # Locating an unknown name prints it, which marks the ends of steps in the output.
@@ -296,14 +296,14 @@ def check_tactics(
 
 
 def _reason(answer: str) -> str | None:
-    """Returns what Coq says is wrong, None if nothing is."""
+    """Returns Coq's error message, or None."""
     if "Error:" not in answer:
         return None
     return " ".join(answer.partition("Error:")[2].partition("\n\n")[0].split()) or "rejected"
 
 
 def _tactics(step: str) -> bool:
-    """Returns whether a step is whole sentences, each a tactic that leaves no goal unproven."""
+    """Returns whether a step consists of whole sentences, each a tactic that leaves no goal unproven."""
     text = _uncommented(step)
     if text is None or _UNSOUND.search(text):
         return False
@@ -315,7 +315,7 @@ def _tactics(step: str) -> bool:
 
 
 def _uncommented(step: str) -> str | None:
-    """Returns the step without its comments, which nest; None if one is not closed or there is a string."""
+    """Removes (nested) comments; returns None if one is not closed, or the step contains a string."""
     if '"' in step:
         return None
     depth, kept, start = 0, [], 0
