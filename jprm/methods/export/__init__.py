@@ -1,4 +1,4 @@
-"""Models for other programs, and the card that describes one."""
+"""Exports models for other programs, with a model card."""
 
 from typing import Literal
 

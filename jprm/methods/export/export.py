@@ -1,12 +1,12 @@
-"""Writes a trained model as a folder that transformers and vLLM, or PEFT, load with the same logits.
+"""Exports a trained model as a folder for transformers, vLLM or PEFT, with equal logits.
 
-    transformers   AutoModelForTokenClassification; vLLM serves the same folder (task `token_classify`). A policy is
-                   AutoModelForCausalLM, which vLLM and SGLang serve
+    transformers   AutoModelForTokenClassification; vLLM serves the same folder (task `token_classify`). A policy
+                   becomes an AutoModelForCausalLM, which vLLM and SGLang serve
     qwen2-prm      the format of Qwen2.5-Math-PRM, which vLLM serves as Qwen2ForProcessRewardModel
-    peft           the adapters of a LoRA run and the head, for the base model that they were trained on
+    peft           the adapters and head of a LoRA run, for the base model that they were trained on
 
-Every folder holds the tokenizer, a model card (README.md), SHA256SUMS and `adapter.json`, which describes how chains
-are written and scored.
+Every folder has the tokenizer, a model card (README.md), SHA256SUMS and `adapter.json`, which describes the layout of
+chains and their scoring.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ EVERY_TOKEN = [
     {"idx": 0, "name": "pooling", "path": ".", "type": "sentence_transformers.models.Pooling"},
     {"idx": 1, "name": "activation", "path": ".", "type": "sentence_transformers.models.Normalize"},
 ]
-"""For vLLM, which reads Qwen2ForProcessRewardModel at <extra_0>, a token that jprm's layout does not have: take the
-kind of pooling from `pooling_mode` in config.json, and apply the softmax."""
+"""For vLLM, which pools Qwen2ForProcessRewardModel at <extra_0>, a token that jprm's layout lacks: use `pooling_mode`
+of config.json instead, and apply the softmax."""
 
 
 def export(
@@ -66,17 +66,17 @@ def export(
     format: Format = "transformers",
     shard_bytes: int = writing.SHARD_BYTES,
 ) -> Place:
-    """Writes the model of a run's folder as a new folder `out`, whole or not at all; either may be in a bucket.
+    """Writes the model in a run's folder as a new folder `out`, atomically; either may be in a bucket.
 
-    A language model's GGUF file or Hugging Face folder is taken too, and written for transformers and vLLM.
+    `model` may also be a language model (GGUF file or Hugging Face folder), which is written for transformers and vLLM.
 
-    The same call, repeated after it was stopped, keeps the shards that are whole; repeated after it finished, it checks
-    the folder against its SHA256SUMS (as `sha256sum -c` does). A matrix larger than `shard_bytes` is a file of its own.
+    A repeated call continues a stopped export, keeping whole shards, and checks a finished one against its SHA256SUMS
+    (as `sha256sum -c`). A matrix larger than `shard_bytes` gets its own file.
 
     Raises:
       FileNotFoundError: `model` is neither a run's folder nor a language model.
       FileExistsError: `out` is another export.
-      ValueError: a model that the format cannot hold, or a folder that differs from its sums.
+      ValueError: the format cannot represent the model, or the folder differs from its checksums.
     """
     out = path_of(out)
     if not isinstance(model, PRM):
@@ -117,7 +117,7 @@ def export(
 
 
 def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_bytes: int) -> Place:
-    """Writes the policy of a run's folder as a causal language model, adapters merged."""
+    """Exports a run's policy as a causal language model, with adapters merged."""
     if format != "transformers":
         raise ValueError(f"{folder}: writes steps and scores none; --format transformers writes a policy")
     experiment, mesh = read(folder / RUN), make_mesh(devices=jax.local_devices())
@@ -136,7 +136,7 @@ def _policy(folder: Place, out: Place, dtype: FileDtype, format: Format, shard_b
 
 
 def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, shard_bytes: int) -> Place:
-    """Writes a base model that jprm did not train, from a GGUF file say, with its chat template where it has one."""
+    """Exports a base model that jprm did not train, e.g. a GGUF file, with its chat template if it has one."""
     if kind_of(path) == "peft" or format != "transformers":
         raise ValueError(f"{path}: was not trained here; a run's folder, and of a language model --format transformers")
     config, mesh = base.model_config(path, head=of_channels(0)), make_mesh(devices=jax.local_devices()[:1])
@@ -158,7 +158,7 @@ def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, s
 
 
 def _positions(path: Place) -> int:
-    """Returns the longest context that a GGUF file or a Hugging Face folder names."""
+    """Returns the context length in the metadata of a GGUF file or Hugging Face folder."""
     if path.is_dir():
         return int(json.loads((path / PUBLISHED).read_bytes()).get("max_position_embeddings", 2048))
     fields = open_gguf(local_copy(path)).fields
@@ -166,7 +166,7 @@ def _positions(path: Place) -> int:
 
 
 def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callable[[pathlib.Path], None]) -> Place:
-    """Writes a folder, or checks one that is there, and returns it."""
+    """Writes the folder, or checks an existing one; returns it."""
     asked = json.dumps(request)
     about |= {"request": hashlib.sha256(asked.encode()).hexdigest()}
     if is_whole(out):
@@ -193,10 +193,10 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
 def config_json(
     prm: PRM, experiment: Experiment, dtype: FileDtype = "float32", format: Format = "transformers"
 ) -> dict[str, Any]:
-    """Returns the content of config.json. Raises ValueError naming the field that the format cannot express.
+    """Returns the content of config.json. Raises ValueError with the field that the format cannot express.
 
-    RoPE is written as in transformers 4, which 5 and vLLM read too. vLLM takes an architecture that ends in
-    ForTokenClassification for a pooling model with a score for every token, and needs no other field.
+    RoPE is written as in transformers 4, which transformers 5 and vLLM also read. vLLM serves an architecture that ends
+    in ForTokenClassification as a pooling model with one score per token, without further fields.
     """
     c = prm.config
     if not isinstance(prm.params["decoder"]["embed"], jax.Array | np.ndarray):
@@ -226,7 +226,7 @@ def config_json(
 
 
 def _tensors(prm: PRM, format: Format) -> Iterator[Tensor]:
-    """Yields all parameters, a role's together, so that its stacks are fetched once."""
+    """Yields all parameters, grouped by role, so that each stack is fetched once."""
     yield from writing.decoder_tensors(prm.params["decoder"], prm.config)
     head = jax.tree.map(np.asarray, prm.params["head"])
     for name, array in (two_layers(head) if format == "qwen2-prm" else one_layer(head)).items():
@@ -238,9 +238,9 @@ def one_layer(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns Linear(D, D), ReLU, Linear(D, C): the head's two layers, or a linear head in 2 C of the D hidden units.
+    """Returns Linear(D, D), ReLU, Linear(D, C): the head's own two layers, or a linear head in 2 C of D hidden units.
 
-    A logit z is relu(z) - relu(-z); one of the two is 0, so nothing is rounded.
+    A logit z equals relu(z) - relu(-z); one of the two is 0, so there is no rounding.
     """
     if "hidden_kernel" in head:
         first = {"0.weight": np.ascontiguousarray(head["hidden_kernel"].T), "0.bias": head["hidden_bias"]}
@@ -256,7 +256,7 @@ def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check_peft(prm: PRM, experiment: Experiment) -> None:
-    """Raises ValueError for a model that has no adapters, or whose head or base PEFT cannot load."""
+    """Raises ValueError if the model has no adapters, or PEFT cannot load its head or base."""
     if not experiment.lora.rank:
         raise ValueError(f"{prm.name}: has no adapters (lora.rank=0); --format transformers writes it whole")
     if prm.config.mixers or prm.config.mlps:
@@ -277,7 +277,7 @@ def _check_peft(prm: PRM, experiment: Experiment) -> None:
 
 
 def _peft_tensors(prm: PRM, experiment: Experiment) -> dict[str, np.ndarray]:
-    """Returns the file's tensors by name, in float32: A and B, a layer at a time, and the linear head."""
+    """Returns the file's tensors by name, as float32: A and B of each layer, and the linear head."""
     mesh = make_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         params, _ = store.load_params(prm.name, experiment, mesh)
@@ -299,7 +299,7 @@ def _peft_tensors(prm: PRM, experiment: Experiment) -> dict[str, np.ndarray]:
 
 
 def _peft_json(experiment: Experiment, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the content of adapter_config.json. PEFT compares `target_modules` with the ends of modules' names."""
+    """Returns the content of adapter_config.json. PEFT matches `target_modules` with the ends of module names."""
     lora = experiment.lora
     layered = (re.search(r"layers\.\d+\..+(?=\.lora_A\.weight)", name) for name in names)
     return {
@@ -326,7 +326,7 @@ CALIBRATION, CARD = "calibration.json", "README.md"
 
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the record of jprm's own layout and head, which the exported folder is read by."""
+    """Returns the record of jprm's layout and head, by which the exported folder is read."""
     outputs = cast(dict[str, Weighted], dict(find(prm.config.head).readout.outputs))  # pyright: ignore
     factors = {
         name: {label: factor for label, factor in zip(labels, output.factors, strict=True) if factor}
@@ -482,7 +482,7 @@ def _result(run: Place) -> dict[str, str]:
 
 
 def _evaluations(run: Place) -> str:
-    """Returns the figures of every benchmark whose report the run's folder holds as NAME.json."""
+    """Returns the figures of every benchmark report (NAME.json) in the run's folder."""
     parts = []
     for name in BENCHMARKS:
         path = run / f"{name}.json"

@@ -1,10 +1,10 @@
-"""Matrices stored in blocks of a few bits a number, and dequantised when the layer that multiplies by them is computed.
+"""Block-quantised matrices, which are dequantised when their layer is computed.
 
-Two sources: a GGUF file's own blocks, byte for byte as they are in the file, and NF4, made here from any weights
-(QLoRA, Dettmers et al. 2023, arXiv 2305.14314). A row of bytes belongs to one output of a matrix, and its blocks follow
-each other along the inputs, as files have them: (out, in). So a matrix is turned after it is dequantised.
+There are two sources: a GGUF file's blocks, kept byte for byte, and NF4, made here from any weights (QLoRA, Dettmers et
+    al. 2023, arXiv 2305.14314). A row of bytes belongs to one output of a matrix, and its blocks follow along the
+    inputs, as in files: (out, in). So a matrix is transposed after dequantisation.
 
-Letters: R rows, N blocks of a row, X bytes of a block.
+Letters: R rows, N blocks per row, X bytes per block.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from jprm.model.layers import weight_of
 from jprm.model.mesh import sharding
 from jprm.model.parameters import Int8, quantized, summed_axes
 
-# --------------------------------------------------------------------------------------- what a block's bytes stand for
+# ------------------------------------------------------------------------------------------------------ dequantisation
 #
-# Each function takes the bytes of blocks (..., N, X) to float32 (..., N, numbers), by the operations of ggml, in the
-# order of the package `gguf`.
+# Each function maps the bytes of blocks (..., N, X) to float32 (..., N, numbers), with ggml's operations in the order
+# of the package `gguf`.
 
 
 def _half(byte_NX: Array, at: int) -> Array:
-    """Returns the float16 at a byte of every block as float32, (..., N, 1)."""
+    """Returns the float16 at byte `at` of every block as float32, (..., N, 1)."""
     return jax.lax.bitcast_convert_type(byte_NX[..., at : at + 2], jnp.float16)[..., None].astype(jnp.float32)
 
 
 def _bits(byte: Array, group: int, shifts: Sequence[int], mask: int) -> Array:
-    """Returns small integers packed in bytes: of each `group` of bytes all at the first shift, then at the next."""
+    """Unpacks small integers: from each `group` of bytes, first all at the first shift, then all at the next."""
     grouped = byte.reshape(*byte.shape[:-1], -1, 1, group)
     small = (grouped >> np.array(shifts, np.uint8)[:, None]) & np.uint8(mask)
     return small.reshape(*byte.shape[:-1], -1)
@@ -51,12 +51,12 @@ def _signed(byte: Array) -> Array:
 
 
 def _scaled(scale: Array, q: Array) -> Array:
-    """Returns q times its scale, one for each run of as many numbers."""
+    """Multiplies q by its scales, one per run of equally many numbers."""
     return (scale[..., None] * q.reshape(*scale.shape, -1)).reshape(q.shape)
 
 
 def _five(low: Array, high: Array) -> Array:
-    """Returns integers of five bits: four of each from `low`, the fifth one after the other from `high`."""
+    """Returns five-bit integers: four bits from `low`, the fifth from `high`."""
     return (_four(low, 16) | (_bits(high, 1, range(8), 1) << np.uint8(4))).astype(jnp.float32)
 
 
@@ -75,7 +75,7 @@ def _q3_k(b: Array) -> Array:
 
 
 def _of_k(b: Array, q: Array) -> Array:
-    """Returns scale x q - minimum for eight runs of a block of Q4_K or Q5_K, scales and minima of six bits each."""
+    """Returns scale x q - minimum for the eight runs of a Q4_K or Q5_K block, with six-bit scales and minima."""
     d, m, both = b[..., 4:8], b[..., 8:12], b[..., 12:16]
     scale = jnp.concatenate([d & 63, (both & 15) | ((d >> 2) & 48)], axis=-1).astype(jnp.float32)
     least = jnp.concatenate([m & 63, (both >> 4) | ((m >> 2) & 48)], axis=-1).astype(jnp.float32)
@@ -98,7 +98,7 @@ NF4 = np.array(
      -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
      0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0], np.float32,
 )  # fmt: skip
-"""The sixteen numbers of NF4, which bitsandbytes has: quantiles of a normal distribution, scaled to [-1, 1]."""
+"""The sixteen values of NF4, as in bitsandbytes: quantiles of a normal distribution, scaled to [-1, 1]."""
 
 
 def _nf4(b: Array) -> Array:
@@ -108,8 +108,8 @@ def _nf4(b: Array) -> Array:
 
 
 class Format(NamedTuple):
-    numbers: int  # of a block
-    size: int  # its bytes
+    numbers: int  # per block
+    size: int  # bytes per block
     dequantised: Callable[[Array], Array]
 
 
@@ -129,7 +129,7 @@ FORMATS: Mapping[str, Format] = {
     "Q6_K": Format(256, 210, _q6_k),
     "nf4": Format(64, 36, _nf4),  # 64 numbers as bitsandbytes packs them, and their largest magnitude as a float32
 }
-"""By name, those of GGUF as `gguf.GGMLQuantizationType` has them."""
+"""Formats by name; GGUF's have their name in `gguf.GGMLQuantizationType`."""
 
 
 # ---------------------------------------------------------------------------------------------------------- a parameter
@@ -138,12 +138,12 @@ FORMATS: Mapping[str, Format] = {
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-    """A parameter in blocks; every device has all of it.
+    """A block-quantised parameter, replicated on every device.
 
-    data: bytes (..., R, N X). Before R are the layers of a stack, and experts; of an embedding, R are its tokens.
-    which: where the layers of a stack differ in format, (layers,) the index of each in `formats`; its rows are then as
-        long as those of the largest format.
-    shape: of one layer's matrix as the model multiplies by it, (in..., out...); of an embedding, one token's vector.
+    data: bytes (..., R, N X). R is preceded by layers of a stack, and experts; for an embedding, R counts tokens.
+    which: if layers of a stack have different formats, the index into `formats` of each, (layers,). Rows are then
+        padded to the largest format.
+    shape: of one layer's matrix as the model uses it, (in..., out...); for an embedding, of one token's vector.
     """
 
     data: UInt8[Array, "*L R X"]
@@ -153,7 +153,7 @@ class Blocks:
     shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
 
     def astype(self, dtype) -> Array:
-        """Returns the numbers, split over the mesh as the parameter is when it is not in blocks."""
+        """Dequantises, and shards the result over the mesh like a parameter without blocks."""
         inputs = 1 if self.role == "embed" else len(weight_of(self.role).inputs)
         width = math.prod(self.shape[:inputs])
         rows_of = [_rows(self.data, FORMATS[name], width) for name in self.formats]
@@ -177,9 +177,10 @@ def _rows(data: Array, form: Format, width: int) -> Float[Array, "*L R D"]:
 
 
 def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
-    """Returns a matrix or a stack of them in NF4: each number the nearest of 16 times its block's largest magnitude.
+    """Quantises a matrix or a stack to NF4: each number to the nearest of 16 values times its block's largest
+    magnitude.
 
-    In int8, with one scale a channel, where the inputs do not divide into blocks of 64.
+    If the inputs do not divide into blocks of 64, returns int8 with one scale per channel.
     """
     weight, form = weight_of(role), FORMATS["nf4"]
     shape = x.shape[x.ndim - len(weight.axes.removeprefix("E")) :]  # experts are as many matrices
@@ -202,9 +203,10 @@ def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
 
 
 def of_file(role: str, rows: Sequence[np.ndarray], formats: Sequence[str], shape: tuple[int, ...]) -> Blocks:
-    """Returns the blocks of a role's tensors in a file, one for each layer of a stack; a single one for the embedding.
+    """Returns the blocks of a role's tensors in a file, one tensor per layer of the stack (a single one for the
+    embedding).
 
-    Raises ValueError for a format that is not known here.
+    Raises ValueError for an unknown format.
     """
     names = tuple(sorted(set(formats)))
     if unknown := ", ".join(name for name in names if name not in FORMATS):

@@ -1,11 +1,11 @@
-"""Chat templates: the Jinja that comes with a tokenizer, rendered as data.
+"""Chat templates: renders the Jinja that comes with a tokenizer, as untrusted code.
 
-A template is a program of a foreign author. It is rendered in a sandbox that reaches neither attributes of Python nor
-files (Jinja's `ImmutableSandboxedEnvironment`), in a process of its own with limits of time, memory and size: a loop or
-a product of texts ends nothing but itself. A policy renders its template once, when it is loaded.
+A template is a program by a stranger. It is rendered in a sandbox without access to Python attributes or files (Jinja's
+`ImmutableSandboxedEnvironment`), in a separate process with limits on time, memory and size: an endless loop only ends
+that process. A policy renders its template once, when it is loaded.
 
-What a template may use is what transformers gives it, but for `strftime_now`: a prompt does not depend on the day. It
-is there where tokenizer_config.json has a day under this name, "2026-01-31", which it then writes.
+Templates get the same functions as in transformers, except `strftime_now`: a prompt must not depend on the day. It is
+defined only if tokenizer_config.json fixes a day under this name, e.g. "2026-01-31".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jprm.options import place_of
 from jprm.tokenizer import CONFIG, DATE, TEMPLATE, TOOLS, ChatTemplate, chat_of
 
 LONGEST_TEXT = 2**20
-"""Characters of what a template makes."""
+"""Maximum characters of a rendered text."""
 SECONDS = 10.0
 
 OWN_TEMPLATE = """{{ bos_token or '' }}
@@ -42,32 +42,32 @@ OWN_TEMPLATE = """{{ bos_token or '' }}
 {% endfor %}
 {%- if add_generation_prompt %}<|assistant|>
 {% endif %}"""
-"""How jprm writes messages where a tokenizer has no chat template: every mark is plain text."""
+"""Template for tokenizers without one: all marks are plain text."""
 
 _ASKS_FOR_NONE = re.compile(r"content['\"\])]*\s*(is|is\s+not|==|!=)\s+none\b", re.IGNORECASE)
-"""In a template that treats a content of null otherwise than an empty one, as DeepSeek's before V3.1."""
+"""Matches templates that distinguish null content from empty content, e.g. DeepSeek's before V3.1."""
 CONTROL = re.compile(
     r"<[|\uff5c][^<>\s]{1,60}>|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk)>|<</?SYS>>|\[/?INST\]"
     r"|\[/?(?:SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS)\]"
 )
-"""Names of the control tokens of the families in use, which servers read in any text: as a new turn, or its end."""
+"""Names of common control tokens. Servers interpret them in any text, as the start or end of a turn."""
 
 
 def guarded(text: str) -> str:
-    """Returns a text in which no control token is named: a blank stands after the first character of each name."""
+    """Disarms control tokens by inserting a blank after the first character of each name."""
     return CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
 _worker = Worker("jprm.methods.formats.chat_template", most=4)  # a long conversation keeps no other waiting
 _PROBLEM = "jprm-problem-7f3a"
-"""Stands for the problem in a template. It has no white space, which templates trim, and no character to escape."""
+"""Placeholder for the problem. Without white space, which templates trim, or characters that need escapes."""
 _REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
 
 
 def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
     """Returns the default chat template of a model's folder or GGUF file, and the texts of `ChatTemplate.tokens`.
 
-    Raises FileNotFoundError or ValueError where there is none, or it is damaged or too long.
+    Raises FileNotFoundError or ValueError if it is absent, damaged or too long.
     """
     names = (TEMPLATE, CONFIG, TOOLS)
     path = local_copy(place_of(path, names), names)
@@ -87,9 +87,9 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 def render(
     template: str, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, str], *, reply: bool = True
 ) -> str:
-    """Returns the text that a template makes of chat messages; with `reply`, up to where the assistant's text begins.
+    """Renders chat messages; with `reply`, up to the start of the assistant's text.
 
-    Raises ValueError where the template is wrong, refuses the messages, or exceeds the limits.
+    Raises ValueError if the template is invalid, rejects the messages, or exceeds the limits.
     """
     question = {"template": template, "messages": list(messages), "tokens": dict(tokens), "reply": reply}
     answer = _worker.ask(question, SECONDS)
@@ -102,7 +102,7 @@ def render(
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """A text that a template makes of messages, up to the end of a turn, and the turns that are read in it."""
+    """A rendered conversation up to the end of a turn, and the assistant turns within it."""
 
     text: str
     turns: list[tuple[int, int, int]]  # index of the message, where the assistant's text begins, one past its end
@@ -115,18 +115,19 @@ def render_turns(
     *,
     last: bool = False,
 ) -> list[Rendered]:
-    """Returns what a template makes of the messages up to each turn of the assistant, in as few texts as say it all.
+    """Renders the conversation up to each turn of the assistant, in as few texts as possible.
 
-    With `last`, only up to the last turn: all turns take time by the square of their number.
+    With `last`, renders only up to the last turn: rendering all turns takes quadratic time.
 
-    A turn is in the text of a later one if that begins with what the template makes of the messages up to the turn.
-    With tools the template for them is used, where there is one, as transformers does. A null content beside calls or
-    thoughts is "", but for a template that asks whether it is none: others write "None".
+    A turn is contained in a later turn's text if that text begins with the rendering up to the turn. With tools, the
+    template for tools is used if there is one, as in transformers. A null content beside calls or thoughts becomes "",
+    unless the template tests for none: other templates would write "None".
 
-    Its place is what the template marks by {% generation %}, as transformers' `return_assistant_tokens_mask` reads it;
-    without marks, from what `add_generation_prompt` ends with to the end, white space after it left out.
+    A turn's span is the one that the template marks by {% generation %}, as transformers'
+    `return_assistant_tokens_mask` reads it. Without marks, it starts at the end of the rendering with
+    `add_generation_prompt`. Trailing white space is excluded.
 
-    Raises ValueError as `render`, naming the message up to which the template fails.
+    Raises ValueError as `render`, naming the message at which the template fails.
     """
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"][-1 if last else 0 :]
     template = (chat.tools if tools else "") or chat.text
@@ -144,9 +145,10 @@ def render_turns(
 
 
 def prompt_of(path: str | os.PathLike, message: str) -> str:
-    """Returns the prompt, with `{problem}`, that the model's template makes of the user's message with `{problem}`.
+    """Renders the user's message, which contains `{problem}`, to a prompt with `{problem}`.
 
-    Raises as `template_of` and `render`, and ValueError where the template does not hold the message once, as it is.
+    Raises as `template_of` and `render`, and ValueError unless the rendering contains the message exactly once,
+    unchanged.
     """
     question = [{"role": "user", "content": message.replace("{problem}", _PROBLEM)}]
     before, after = _around(path, question, [_PROBLEM], reply=True)
@@ -154,9 +156,10 @@ def prompt_of(path: str | os.PathLike, message: str) -> str:
 
 
 def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[str, str]:
-    """Returns what stands before an assistant's reply, with `{problem}` as the user's message, and what ends the reply.
+    """Returns the text before an assistant's reply, with `{problem}` as the user's message, and the text that ends the
+    reply.
 
-    With `system`, a system message `{system}` stands before. Raises as `prompt_of`.
+    With `system`, a system message `{system}` comes first. Raises as `prompt_of`.
     """
     conversation = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
     conversation = [{"role": "system", "content": _SYSTEM}] * system + conversation
@@ -167,7 +170,7 @@ def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[s
 
 
 def trims(path: str | os.PathLike) -> bool:
-    """Returns whether the model's template drops white space at the ends of the assistant's text.
+    """Returns whether the model's template strips white space around the assistant's text.
 
     Raises as `prompt_of`.
     """
@@ -180,7 +183,7 @@ def trims(path: str | os.PathLike) -> bool:
 def _around(
     path: str | os.PathLike, conversation: list[dict[str, str]], messages: list[str], *, reply: bool
 ) -> list[str]:
-    """Returns the texts before, between and after the messages in what the model's template makes of them."""
+    """Returns the rendered texts before, between and after the messages."""
     template, tokens = template_of(path)
     try:
         text = render(template, conversation, tokens, reply=reply)
@@ -198,7 +201,7 @@ def _around(
 
 
 def _prepare():
-    """Returns the function that renders a question, in the worker."""
+    """Returns the worker's function that answers a question."""
     import jinja2
     from jinja2 import ext, nodes, sandbox
 
@@ -206,7 +209,7 @@ def _prepare():
     marked: list[tuple[int, int]] = []  # the places of the assistant's texts in it
 
     class Generation(ext.Extension):
-        """`{% generation %}`, which marks an assistant's text for training: its content stands."""
+        """`{% generation %}`, which marks an assistant's text for training; its content is rendered unchanged."""
 
         tags = {"generation"}
 
@@ -276,7 +279,7 @@ def _prepare():
 
 
 def _shared(a: str, b: str) -> int:
-    """Returns the number of characters that two texts begin with in common."""
+    """Returns the length of the common prefix of two texts."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

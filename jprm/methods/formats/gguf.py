@@ -1,10 +1,10 @@
-"""GGUF files: a model's decoder and configuration, its tokenizer and chat template, and the file itself.
+"""GGUF files: decoder and configuration, tokenizer and chat template, and the file format itself.
 
-Llama, Qwen2, Qwen3 and Gemma 3 are read, through the `gguf` package. llama.cpp stores a Llama's query and key heads
-with interleaved rotary pairs. jprm, like Hugging Face, keeps pair i at (i, i + H/2), so both are reordered on reading.
-It stores a Gemma's norms as factors, 1 + w, so 1 is subtracted.
+Reads Llama, Qwen2, Qwen3 and Gemma 3, through the `gguf` package. For Llama, llama.cpp stores query and key heads with
+interleaved rotary pairs. jprm, like Hugging Face, keeps pair i at (i, i + H/2), so both are reordered on reading. For
+Gemma, norms are stored as factors 1 + w, so 1 is subtracted.
 
-Every length of a file is checked against its size before it is read.
+Every length in a file is checked against the file size before it is used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jprm.tokenizer import (
 # ------------------------------------------------------------------------------------------------------- the decoder
 
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "gemma3": False}
-"""Architecture to whether its query and key rows are interleaved in the file."""
+"""Supported architectures, and whether query and key rows are interleaved in their files."""
 
 _NAMES = {
     "embed": "token_embd.weight", "final_norm": "output_norm.weight", "attention_norm": "attn_norm.weight",
@@ -52,16 +52,16 @@ _NAMES = {
     "query_norm": "attn_q_norm.weight", "key_norm": "attn_k_norm.weight",
     "attention_post_norm": "post_attention_norm.weight", "mlp_post_norm": "post_ffw_norm.weight",
 }  # fmt: skip
-"""Role to name; those of a layer follow blk.LAYER."""
+"""Tensor names by role; a layer's are prefixed by blk.LAYER."""
 
 _FREQUENCIES = "rope_freqs.weight"
-"""The divisor of every frequency: Llama 3.1's scaling, tabulated."""
+"""Divisor of each frequency: a table of Llama 3.1's scaling."""
 
 LANGUAGE_HEAD = "output.weight"
 
 
 class GgufFile:
-    """An open GGUF file: its metadata by key, its tensors by name, read and dequantised one at a time."""
+    """An open GGUF file: metadata by key, and tensors by name, which are read and dequantised one at a time."""
 
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
@@ -73,7 +73,9 @@ class GgufFile:
             )
 
     def get(self, key: str, default: Any = None, *, kind: type = int) -> Any:
-        """Returns a positive number, or text; `{a}` is the architecture. Raises ValueError for another value."""
+        """Returns a positive number or a text; `{a}` in `key` is the architecture. Raises ValueError for other
+        values.
+        """
         key = key.replace("{a}", self.architecture)
         value = self.fields.get(key, default)
         if value is not None and (type(value) is not kind or (kind is not str and not 0 < value < math.inf)):
@@ -88,13 +90,13 @@ class GgufFile:
         raise ValueError(f"{self.path}: metadata {key} is missing; it is no model, or one that jprm does not know")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of a tensor in row-major order, (out, in) for a matrix."""
+        """Returns a tensor's shape in row-major order; (out, in) for a matrix."""
         if name not in self.tensors:
             raise ValueError(f"{self.path}: tensor {name} is missing; the file is cut short or of another model")
         return self.tensors[name].shape
 
     def tensor(self, name: str) -> np.ndarray:
-        """Returns a tensor in float32, in row-major order: (out, in) for a matrix."""
+        """Returns a tensor as float32 in row-major order; (out, in) for a matrix."""
         self.shape(name)
         try:
             return self.tensors[name].dequantized()
@@ -110,9 +112,9 @@ open_tensors = GgufFile
 
 
 def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
-    """Returns the file's hyper-parameters; `changes` set what it does not hold (head, dtype, layers, ...).
+    """Returns the file's hyperparameters; `changes` set fields that it lacks (e.g. head, dtype, layers).
 
-    A number of `layers` below the file's keeps the first layers.
+    If `layers` is smaller than the file's number, the first layers are kept.
     """
     file = GgufFile(path)
     get, need = file.get, file.need
@@ -163,7 +165,7 @@ def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
 
 
 def _scaling(file: GgufFile, head_dim: int, theta: float) -> RopeScaling:
-    """Reads RoPE scaling as llama.cpp does: linear and YaRN by their fields, Llama 3.1's by the divisors' tensor."""
+    """Reads RoPE scaling as llama.cpp does: linear and YaRN from fields, Llama 3.1's from the tensor of divisors."""
     prefix = f"{file.architecture}.rope.scal"  # rope.scaling.*, and the old rope.scale_linear
     known = {f"{prefix}ing.{key}" for key in ("type", "factor", "original_context_length", "finetuned")}
     if unknown := sorted(key for key in file.fields if key.startswith(prefix) and key not in known):
@@ -194,9 +196,9 @@ def _scaling(file: GgufFile, head_dim: int, theta: float) -> RopeScaling:
 
 
 def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
-    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
-    Fields and shapes are checked against `config`. As `gguf`, matrices are the file's blocks as they are.
+    Fields and shapes must match `config`. With dtype `gguf`, matrices keep the file's own blocks.
     """
     file = GgufFile(path)
     decoder.check(path, model_config(path, layers=config.layers), config)
@@ -225,8 +227,8 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "
 
 # ----------------------------------------------------------------------------------------------------- its tokenizer
 
-# By `tokenizer.ggml.pre`, how text is split before byte-pair merges: (pattern or None for GPT-2's own, individual
-# digits, NFC, whole words before merges), as in the tokenizer.json of the models of that name.
+# How text is split before byte-pair merges, by `tokenizer.ggml.pre`: (pattern, or None for GPT-2's; individual digits;
+# NFC; whole words before merges), as in the tokenizer.json of these models.
 _CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GGUF_PRE: dict[str, tuple[str | None, bool, bool, bool]] = {
@@ -237,7 +239,7 @@ _GGUF_PRE: dict[str, tuple[str | None, bool, bool, bool]] = {
 }
 _NORMAL, _UNKNOWN, _USER_DEFINED, _BYTE = 1, 2, 4, 6  # token types of GGUF and of SentencePiece, which are the same
 _NAMED = {45: "unknown_token_id", 46: "bos_token_id", 47: "eos_token_id"}
-"""Field of SentencePiece's TrainerSpec with a token's name, to GGUF's field with its id."""
+"""SentencePiece's TrainerSpec field with a token's name, to GGUF's field with its id."""
 _GGUF_KEYS = ("model", "pre", "tokens", "merges", "scores", "token_type", "add_space_prefix", *_NAMED.values())
 
 
@@ -269,10 +271,10 @@ def load_tokenizer(path: pathlib.Path) -> JsonTokenizer | SentencePieceTokenizer
 
 
 def _of_pieces(path: pathlib.Path, meta: Mapping[str, Any]) -> SentencePieceTokenizer:
-    """Returns the SentencePiece model, by byte-pair merges, that llama.cpp's converter took apart.
+    """Rebuilds the SentencePiece BPE model from the fields that llama.cpp's converter extracted.
 
-    It is written by hand, since sentencepiece's classes for it refuse a protobuf older than their generator. A number's
-    byte is 8 times its field, and 5 more for a float.
+    The protobuf is written by hand, because sentencepiece's generated classes reject older protobuf versions. A field's
+    tag byte is 8 times its number, plus 5 for a float.
     """
     texts, types, unknown = meta["tokens"], list(meta["token_type"]), meta["unknown_token_id"]
     if unknown is not None:
@@ -289,7 +291,7 @@ def _of_pieces(path: pathlib.Path, meta: Mapping[str, Any]) -> SentencePieceToke
 
 
 def _message(number: int, content: bytes) -> bytes:
-    """Returns a field of a protocol buffer, a text or a message: its number and type, its length, its content."""
+    """Encodes a length-delimited protobuf field (text or message): tag, length, content."""
     head = bytearray()
     for value in (number << 3 | 2, len(content)):
         while value > 127:
@@ -300,7 +302,7 @@ def _message(number: int, content: bytes) -> bytes:
 
 
 def _of_merges(path: pathlib.Path, meta: Mapping[str, Any]) -> JsonTokenizer:
-    """Returns the byte-level BPE tokenizer, whose texts are split as `_GGUF_PRE` says."""
+    """Builds the byte-level BPE tokenizer, which splits text by `_GGUF_PRE`."""
     pattern, digits, nfc, whole_words = _GGUF_PRE[meta["pre"]]
     merges = [tuple(merge.split(" ", 1)) for merge in meta["merges"]]
     vocabulary = {token: i for i, token in enumerate(meta["tokens"])}
@@ -320,7 +322,7 @@ def _of_merges(path: pathlib.Path, meta: Mapping[str, Any]) -> JsonTokenizer:
 
 
 def chat_of(path: pathlib.Path) -> ChatTemplate | None:
-    """Returns the file's chat template, None where it has none. Raises ValueError for one that is no template."""
+    """Returns the file's chat template, or None. Raises ValueError for an invalid one."""
     fields = open_gguf(path).fields
     texts, tokens = fields.get("tokenizer.ggml.tokens") or [], {}
     for name in ("bos", "eos"):
@@ -341,17 +343,17 @@ def _strings(values: Any) -> bool:
 
 # ---------------------------------------------------------------------------------------------------------- the file
 #
-# `gguf.GGUFReader` would do for files that one trusts. It keeps a Python object for every element of an array, so a
-# file of 1 MB takes half a gigabyte, and it checks neither that strings end within the file nor that tensors lie apart.
+# `gguf.GGUFReader` suffices for trusted files. But it creates a Python object per array element, so that a file of 1 MB
+# takes half a gigabyte, and it checks neither that strings end within the file nor that tensors do not overlap.
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 _DIMENSIONS = 4
-"""The most that a tensor of ggml has."""
+"""Maximum dimensions of a ggml tensor."""
 
 AT_ONCE = 1 << 16
-"""Numbers of a tensor that are dequantised together."""
+"""Tensor elements that are dequantised at a time."""
 
 
 class Tensor(NamedTuple):
@@ -360,7 +362,7 @@ class Tensor(NamedTuple):
     data: np.ndarray  # uint8, mapped: (out, bytes of a row)
 
     def dequantized(self) -> np.ndarray:
-        """Returns the tensor in float32. A few rows at a time stay in the processor's caches."""
+        """Returns the tensor as float32. Works on a few rows at a time, which stay in the processor's caches."""
         data_RB = self.data.reshape(-1, self.data.shape[-1])
         array, at_once = np.empty((len(data_RB), self.shape[-1]), np.float32), max(1, AT_ONCE // self.shape[-1])
         for start in range(0, len(data_RB), at_once):
@@ -371,7 +373,7 @@ class Tensor(NamedTuple):
 
 
 def _forget(data: np.ndarray) -> None:
-    """Drops the pages of a mapped file that have been read: they would count as memory of this process."""
+    """Releases the pages of a mapped file that were read, which would count as memory of this process."""
     base: Any = data
     while isinstance(base, np.ndarray):
         base = base.base
@@ -385,11 +387,12 @@ class GGUF(NamedTuple):
 
 
 def open_gguf(path: str | os.PathLike) -> GGUF:
-    """Returns the parsed file; the last one is cached while it does not change.
+    """Parses a GGUF file; the last result is cached while the file does not change.
 
-    Any file of a split model (e.g. `m-00001-of-00002.gguf`) gives the whole: the first one's metadata, all tensors.
+    Any file of a split model (e.g. `m-00001-of-00002.gguf`) returns the whole model: the first file's metadata, and all
+    tensors.
 
-    Raises ValueError naming the file, whose content is incomplete or inconsistent; or OSError.
+    Raises ValueError, naming the file, if it is incomplete or inconsistent; or OSError.
     """
     parsed = _parsed(*_stamp(path))
     count = parsed.fields.get(_COUNT, 1)
@@ -405,19 +408,19 @@ def open_gguf(path: str | os.PathLike) -> GGUF:
 
 
 def _stamp(path: str | os.PathLike) -> tuple[str, int, int]:
-    """Returns a file's path, time of change and size, by which it is cached."""
+    """Returns (path, modification time, size), the cache key."""
     stat = os.stat(path)
     return os.path.abspath(path), stat.st_mtime_ns, stat.st_size
 
 
 _COUNT, _PLACE = "split.count", "split.no"
 _PART = re.compile(r"(.+)-[0-9]{5}-of-([0-9]{5})\.gguf", re.DOTALL)
-"""Metadata of a model in several files, and their names as llama.cpp's gguf-split writes them."""
+"""Metadata of split models, and file names as llama.cpp's gguf-split writes them."""
 
 
 @functools.lru_cache(maxsize=1)
 def _joined(*stamps: tuple[str, int, int]) -> GGUF:
-    """Returns the files of a split model as one. Raises ValueError for files of two models."""
+    """Joins the files of a split model. Raises ValueError if they belong to different models."""
     tensors: dict[str, Tensor] = {}
     parts = [_parsed.__wrapped__(*stamp) for stamp in stamps]
     for i, ((file, _, _), part) in enumerate(zip(stamps, parts, strict=True)):
@@ -430,7 +433,9 @@ def _joined(*stamps: tuple[str, int, int]) -> GGUF:
 
 
 def packaged(package: str, name: str) -> pathlib.Path:
-    """Returns the path of a file in an installed package, which is not imported: its imports may be missing."""
+    """Returns the path of a file in an installed package without importing the package, whose imports may be
+    missing.
+    """
     module = importlib.util.find_spec(package)
     path = pathlib.Path(module.origin).parent / name if module and module.origin else None
     if path is None or not path.is_file():
@@ -449,7 +454,7 @@ def _parsed(path: str, modified: int, size: int) -> GGUF:
 
 
 class _Cursor:
-    """Reads values one after another, and raises ValueError at the end."""
+    """Reads consecutive values; raises ValueError at the end of the data."""
 
     def __init__(self, data: np.ndarray):
         self.data, self.buffer, self.at = data, data.data, 0

@@ -1,11 +1,11 @@
-"""Models of the Hugging Face Hub, by address: `hf://OWNER/NAME@REVISION`, a base, a tokenizer, a LoRA or a PRM.
+"""Models on the Hugging Face Hub, by address: `hf://OWNER/NAME@REVISION`, as a base, tokenizer, LoRA or PRM.
 
-`huggingface_hub` fetches into its own cache, which other programs share; HF_HOME, HF_ENDPOINT, HF_TOKEN and
-HF_HUB_OFFLINE hold as everywhere. Only weights as safetensors, the tokenizer and the configuration are fetched: never a
-pickle, never code. A revision is resolved to its commit once, and a commit whose files are here needs no network.
+`huggingface_hub` downloads into its own cache, which other programs share; HF_HOME, HF_ENDPOINT, HF_TOKEN and
+HF_HUB_OFFLINE have their usual effect. Only safetensors weights, tokenizer and configuration are downloaded: never
+pickles or code. A revision is resolved to a commit once; a cached commit needs no network.
 
-The server is not trusted: a mirror or a proxy may answer in the Hub's place. `Door` checks its answers before
-`huggingface_hub` reads them.
+The server is not trusted: a mirror or proxy may answer instead of the Hub. `Door` checks its responses before
+    `huggingface_hub` reads them.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ COMMIT, DIGEST = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40}|[0-9a-f]
 
 FETCHED = re.compile(r"(?!consolidated)[^/]+\.safetensors|(?!.*\.bin\.index)[^/]+\.json|[^/]+\.jinja|tokenizer\.model"
                      r"|SHA256SUMS|README\.md")  # fmt: skip
-"""Files of a repository that are fetched: none of its folders. `consolidated` is a second copy in Mistral's format."""
+"""Top-level files that are downloaded. `consolidated` is a second copy in Mistral's format."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-"""Suffixes of weights that run code when they are read, or that jprm has no reader for."""
+"""Suffixes of weights that execute code when read, or that jprm cannot read."""
 
 
 @functools.cache
 def folder(address: str, names: Sequence[str] = (), found: Found | None = None) -> Local:
-    """Returns the folder of this machine that holds a model of the Hub, fetched where it is not there.
+    """Returns the local folder of a model on the Hub, downloading it if needed.
 
-    Every file is compared with the digest that the Hub's listing has of it, once; a damaged one is removed.
+    Every file is checked once against its digest in the Hub's listing; a damaged file is removed.
 
     Args:
-      address: `hf://OWNER/NAME@REVISION`, a branch, a tag or a commit; without one, the default branch.
-      names: of the files to fetch, if not all are needed.
-      found: the address stands in a stranger's file. The cache is looked at, and nothing is fetched.
+      address: `hf://OWNER/NAME@REVISION`; the revision is a branch, tag or commit, by default the default branch.
+      names: files to download; () for all that jprm reads.
+      found: the address comes from a file that may be a stranger's. Only the cache is searched, without any download.
 
     Raises:
-      ValueError: another form of address, or weights that are only there in a format that is not read.
-      OSError: no such model or revision, no right to read it, or the Hub cannot be reached.
+      ValueError: a malformed address, or weights in unsupported formats only.
+      OSError: the model or revision does not exist or is not accessible, or the Hub cannot be reached.
     """
     if found is not None:
         return _cached(address, names, found)
@@ -92,7 +92,7 @@ def _wanted(listing: Collection[str], names: Sequence[str]) -> list[str]:
 
 
 def _cached(address: str, names: Sequence[str], found: Found) -> Local:
-    """Returns the folder in the cache. Raises OSError if it is not there whole, and asks nobody."""
+    """Returns the folder in the cache. Raises OSError if it is incomplete; never contacts a server."""
     repository, revision = _parts(address)
     try:
         listing = {file.path: file for file in get_cached_repo_tree(repository, revision=revision)}
@@ -111,14 +111,14 @@ def _cached(address: str, names: Sequence[str], found: Found) -> Local:
 
 
 def name_of(place: Place) -> str:
-    """Returns the name of a model's folder; of one that the Hub's cache holds, the model's name there."""
+    """Returns the name of a model's folder; for a folder in the Hub's cache, the model's name on the Hub."""
     if place.parent.name == "snapshots":
         return place.parent.parent.name.rpartition("--")[2]
     return place.name
 
 
 def check_push(repository: str, dry_run: bool) -> None:
-    """Raises ValueError where nothing could be pushed there: before a model is written for it."""
+    """Raises ValueError if a push would fail (bad name, no token), before the model is written."""
     if not NAME.fullmatch(repository):
         raise ValueError(f"--push {repository}: is not of the form OWNER/NAME")
     if not dry_run and not get_token():
@@ -126,11 +126,11 @@ def check_push(repository: str, dry_run: bool) -> None:
 
 
 def push(place: Place, repository: str) -> str:
-    """Uploads the files of an exported folder, its card among them, and returns the commit's address.
+    """Uploads the files of an exported folder, including its card; returns the address of the commit.
 
-    A repository that is not there is made, and private. Files that it has already are not sent again.
+    A missing repository is created as private. Files that it already has are not sent again.
 
-    Raises OSError where the Hub refuses or cannot be reached.
+    Raises OSError if the Hub refuses or cannot be reached.
     """
     here = local_copy(place)
     with _asking(HUB + repository):
@@ -141,7 +141,7 @@ def push(place: Place, repository: str) -> str:
 
 
 def pinned(experiment: T) -> T:
-    """Returns an experiment whose addresses on the Hub name commits: what its run records, and will be again."""
+    """Replaces Hub addresses in an experiment by their commits, so that the run is reproducible."""
     fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(cast(Any, experiment))}
     commits = {
         name: f"{HUB}{'@'.join(_resolved(text))}"
@@ -159,7 +159,7 @@ def _parts(address: str) -> tuple[str, str | None]:
 
 @functools.cache
 def _resolved(address: str) -> tuple[str, str]:
-    """Returns OWNER/NAME and the commit. Offline, a branch is at the commit where it was last seen."""
+    """Returns OWNER/NAME and the commit. Offline, a branch resolves to its last known commit."""
     repository, revision = _parts(address)
     with _asking(address):
         commit = _commit(HfApi().resolve_revision(repository, revision=revision).resolved)
@@ -169,7 +169,7 @@ def _resolved(address: str) -> tuple[str, str]:
 
 
 def _listing(repository: str, commit: str) -> dict[str, Any] | None:
-    """Returns what the Hub says of each file by its path; None where it cannot be asked, but files of it are here."""
+    """Returns the Hub's metadata of each file by path; None if the Hub is unreachable and no listing is cached."""
     try:
         files: Iterable[Any] = get_cached_repo_tree(repository, revision=commit)
     except errors.CachedRepoTreeNotFoundError:
@@ -181,12 +181,12 @@ def _listing(repository: str, commit: str) -> dict[str, Any] | None:
 
 
 def _is_name(path: str) -> bool:
-    """Returns whether a path can be shown, is no pattern, and is not too long for a file."""
+    """Returns whether a path is printable, contains no pattern, and is short enough for a file."""
     return path.isprintable() and len(path) < 200 and not set(path) & set("\\*?[]")
 
 
 def _check_weights(address: str, names: Collection[str]) -> None:
-    """Raises ValueError for a repository whose weights are all in formats that are not read."""
+    """Raises ValueError if a repository has weights only in unsupported formats."""
     if any(FETCHED.fullmatch(name) and name.endswith(".safetensors") for name in names):
         return
     if others := sorted(name for name in names if name.endswith(PICKLES)):
@@ -203,9 +203,9 @@ def _check_weights(address: str, names: Collection[str]) -> None:
 
 
 def _check_digests(address: str, snapshot: pathlib.Path, commit: str, listing: dict[str, Any]) -> None:
-    """Compares files with the Hub's digests, but those that were compared before and are the same files since.
+    """Compares files with the Hub's digests, unless they were compared before and have not changed since.
 
-    Raises OSError for one that differs, which is removed from the cache.
+    Raises OSError for a file that differs, and removes it from the cache.
     """
     mark = Local(cache_folder("hub") / f"{commit}.json")
     checked = json.loads(mark.read_bytes()) if mark.is_file() else {}
@@ -230,20 +230,20 @@ def _check_digests(address: str, snapshot: pathlib.Path, commit: str, listing: d
     atomic_write(mark, json.dumps(checked))
 
 
-# ------------------------------------------------------------------------------ what a server may say, and how slowly
+# --------------------------------------------------------------------------------------------- checks of the responses
 
 ANSWER_BYTES, PAGES, LISTING_S = 2**25, 200, 300.0
-"""The longest answer that is no file, the most pages of a listing, and the seconds in which it must be whole."""
+"""Longest response other than a file, maximum pages of a listing, and seconds for the whole listing."""
 
 PATIENCE_S, RATE = 20.0, 1_000
-"""Seconds after which an answer must have brought so many bytes a second on average."""
+"""After so many seconds, a response must have averaged so many bytes per second."""
 
 BEGIN_S = 30.0
-"""Seconds within which the headers of an answer must be whole."""
+"""Seconds until a response's headers must be complete."""
 
 
 class Nonsense(OSError):
-    """An answer that no Hub gives."""
+    """A response that no Hub would send."""
 
 
 def _commit(value: Any) -> str:
@@ -253,10 +253,10 @@ def _commit(value: Any) -> str:
 
 
 class Door:
-    """Checks requests to a hub and its answers, as hooks of an HTTP client.
+    """Checks requests to a hub and its responses, as hooks of an HTTP client.
 
-    The token goes to the hub alone. Commits and digests, which become parts of paths, must be such. Answers must be
-    uncompressed, no longer than `largest` if they are files, and not endless.
+    Sends the token only to the hub. Commits and digests, which become parts of paths, must be well-formed. Responses
+    must be uncompressed and bounded: files by `largest`.
     """
 
     def __init__(self, largest: int):
@@ -265,7 +265,7 @@ class Door:
         self._thread, self._late, self._closed = threading.local(), False, False
 
     def guarding(self, client: httpx2.Client) -> httpx2.Client:
-        """Returns the client, with the checks."""
+        """Adds the checks to the client and returns it."""
         hooks = client.event_hooks
         client.event_hooks = {"request": [*hooks["request"], self.before], "response": [*hooks["response"], self.after]}
         return client
@@ -274,7 +274,7 @@ class Door:
         self._closed = True
 
     def _wait(self, seconds: float) -> None:
-        """Gives the server so many seconds to begin its answer to this thread; 0: it has begun."""
+        """Starts a timer for the server's response to this thread; 0 cancels it."""
         if waiting := getattr(self._thread, "waiting", None):
             waiting.cancel()
         if seconds:
@@ -335,13 +335,13 @@ class Door:
             _check_listing(json.loads(response.read()))
 
     def is_hub(self, url: httpx2.URL) -> bool:
-        """Returns whether a URL is of the hub itself, which may have moved from http to https."""
+        """Returns whether a URL belongs to the hub, which may have moved from http to https."""
         secure = url.scheme == "https" and url.port is None and self.hub.scheme == "http" and self.hub.port is None
         return url.host == self.hub.host and (secure or (url.scheme, url.port) == (self.hub.scheme, self.hub.port))
 
 
 class Bounded(httpx2.SyncByteStream):
-    """The body of an answer; raises Nonsense where it is too long, or too slow."""
+    """A response body that raises Nonsense if it is too long or too slow."""
 
     def __init__(self, body: httpx2.SyncByteStream, most: int, end: float | None):
         self._body, self._most, self._end, self._begin = body, most, end, time.monotonic()
@@ -363,7 +363,7 @@ class Bounded(httpx2.SyncByteStream):
 
 
 def _check_listing(answer: Any) -> None:
-    """Raises Nonsense if an answer's commit, or a file's size, digest or path, is none."""
+    """Raises Nonsense if a response has a malformed commit, file size, digest or path."""
     if isinstance(answer, dict):
         if "sha" in answer:
             _commit(answer["sha"])
@@ -385,7 +385,7 @@ _ALONE = threading.RLock()
 
 @contextlib.contextmanager
 def _asking(address: str, largest: int = ANSWER_BYTES) -> Iterator[None]:
-    """Guards what the library asks within the block by a `Door`, and explains its errors."""
+    """Guards the library's requests within the block by a `Door`, and explains its errors."""
     with _ALONE, _explained(address):
         before, door = _http._GLOBAL_CLIENT_FACTORY, Door(largest)  # the user's own, of proxies or certificates
         set_client_factory(lambda: door.guarding(before()))
@@ -398,7 +398,7 @@ def _asking(address: str, largest: int = ANSWER_BYTES) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _explained(address: str) -> Iterator[None]:
-    """Makes one line of what `huggingface_hub` raises, with what to do; a terminal also shows a bar."""
+    """Converts errors of `huggingface_hub` to one line with a remedy. A progress bar appears only on a terminal."""
     where = os.environ.get("HF_ENDPOINT") or "the Hugging Face Hub"
     logger = logging.getLogger("huggingface_hub")
     level = logger.level

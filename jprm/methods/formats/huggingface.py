@@ -1,8 +1,8 @@
-"""Base models from Hugging Face folders: config.json beside safetensors files. No code of the folder is run.
+"""Base models in Hugging Face folders: config.json beside safetensors files. No code from the folder is executed.
 
-Llama (and SmolLM2), Mistral, Ministral 3, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next and Qwen3.5 (text), OLMo 3, SmolLM3,
-Phi-3 and 4, Gemma 2 and Gemma 3; of a Gemma 3 that takes images the text is read. A field that would change the numbers
-is supported or refused by name, and a field of config.json that this module does not know is an error.
+Supports Llama (and SmolLM2), Mistral, Ministral 3, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next and Qwen3.5 (text), OLMo 3,
+SmolLM3, Phi-3 and 4, Gemma 2 and Gemma 3 (of a multimodal Gemma 3, the text model). Each field of config.json that
+could change the numbers is supported or refused by name; an unknown field is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MISSING = {
     "qwen3_5": "a tower for images: save its text model, Qwen3_5TextModel",
     "qwen3_5_moe_text": "a reader: its layers are those of qwen3_next, its tensors have other names",
 }
-"""Families that jprm does not compute, and what it lacks."""
+"""Unsupported families, and the missing feature."""
 
 NAMES = {
     "embed": "embed_tokens.weight", "final_norm": "norm.weight", "attention_norm": "input_layernorm.weight",
@@ -60,50 +60,50 @@ NAMES = {
     f"{ours}_{role}": f"mlp.{theirs}.{role}_proj.weight"
     for ours, theirs in (("expert", "experts"), ("shared", "shared_expert")) for role in ("gate", "up", "down")
 }  # fmt: skip
-"""Role to name; those of a layer follow layers.LAYER."""
+"""Tensor names by role; a layer's are prefixed by layers.LAYER."""
 
 GEMMA_NAMES = NAMES | {"mlp_norm": "pre_feedforward_layernorm.weight"}
 
 open_tensors, LANGUAGE_HEAD = Tensors, "lm_head.weight"
 
 HEADS = re.compile(r"(pretrained_model\.)?(lm_head|score|score_head|v_head|classifier)\.")
-"""Tensors of a language, classification or value head, which are not the decoder's."""
+"""Tensors of language, classification and value heads, which do not belong to the decoder."""
 
 _IDLE = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-"""Frequencies that old versions of transformers saved and new ones compute, as jprm does."""
+"""Frequencies saved by old versions of transformers; new ones, like jprm, compute them."""
 
 _IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|language_model\.lm_head\.")
-"""Tensors of a multimodal Gemma 3 that its text does not go through, and its head, which is tied."""
+"""Tensors of a multimodal Gemma 3 that text does not use, and its tied head."""
 
 MULTIMODAL = "gemma3"
 TEXT_DEFAULTS = {
     "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
     "max_position_embeddings": 131_072, "query_pre_attn_scalar": 256, "sliding_window": 4096, "rope_theta": 1e6,
 }  # fmt: skip
-"""What a `text_config` leaves out where it is the default of transformers' Gemma3TextConfig; the 4B model's does."""
+"""Defaults of transformers' Gemma3TextConfig, which a `text_config` may omit (the 4B model's does)."""
 
 FIXED: dict[str, tuple] = {
     "mlp_bias": (False,),
     "attention_bias": (False,),  # transformers then gives the output projection a bias too
     "rope_interleaved": (False,),
-    "use_mrope": (False,),  # Qwen2.5 bases say so; rotary positions of images and time
+    "use_mrope": (False,),  # in Qwen2.5 bases; rotary positions of images and time
     "partial_rotary_factor": (None, 1.0),
     "is_encoder_decoder": (False,),
     "chunk_size_feed_forward": (0,),
     "quantization_config": (None,),
     "per_layer_config": (None,),
-    "is_decoder": (True, False),  # a decoder by its architecture, whatever this says
+    "is_decoder": (True, False),  # it is a decoder by its architecture in any case
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
     "pruned_heads": (None, {}),
 }
-"""Fields that must have one of these values where they are there."""
+"""Fields that, if present, must have one of these values."""
 
 SIZES = {
     "vocab_size": "vocab_size", "hidden_size": "width", "intermediate_size": "mlp_width", "num_hidden_layers": "layers",
     "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "head_dim": "head_dim",
 }  # fmt: skip
-"""Fields of config.json to those of `ModelConfig`, read here and written by `jprm.methods.export`."""
+"""Fields of config.json and of `ModelConfig`; read here, and written by `jprm.methods.export`."""
 
 DELTANET = {
     "linear_num_key_heads": "key_heads", "linear_num_value_heads": "value_heads", "linear_key_head_dim": "key_dim",
@@ -129,12 +129,12 @@ READ_OF = {
                   "decoder_sparse_step", "mlp_only_layers", "output_router_logits", "router_aux_loss_coef"},
     "qwen3_5_text": {*DELTANET, "full_attention_interval", "mamba_ssm_dtype"},
 }  # fmt: skip
-"""Fields that these families have beside READ."""
+"""Additional fields of these families."""
 
 READ_OF["qwen3_next"] = READ_OF["qwen3_moe"] | READ_OF["qwen3_5_text"] | {"shared_expert_intermediate_size"}
 
 HARMLESS = {
-    # what made the file, and in which type its tensors are (each says so itself)
+    # origin of the file, and its tensor type (which each tensor states itself)
     "_name_or_path", "_model_name_or_path", "model_name_or_path", "architectures", "auto_map", "torch_dtype", "dtype",
     "transformers_version", "is_llama_config",
     "transformers.js_config", "_attn_implementation_autoset", "_commit_hash",
@@ -153,7 +153,7 @@ HARMLESS = {
     "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params",
     "score_dimension", "score_dim", "use_bias", "bias", "summary_dropout_prob", "pooling_mode",
 }  # fmt: skip
-"""Fields known not to change the decoder's numbers."""
+"""Fields that do not affect the decoder's numbers."""
 
 _ROPE = {
     "default": set(),
@@ -161,11 +161,11 @@ _ROPE = {
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {"factor", "beta_fast", "beta_slow", "attention_factor", "original_max_position_embeddings", "truncate"},
 }
-"""Kinds of RoPE scaling and the fields that each may have."""
+"""Kinds of RoPE scaling, and their permitted fields."""
 
 
 class Readable(Protocol):
-    """The tensors of a checkpoint by name: `Tensors`, or `MergedTensors` of a LoRA."""
+    """Tensors of a checkpoint by name: `Tensors`, or `MergedTensors` for a LoRA."""
 
     def __iter__(self) -> Iterator[str]: ...
 
@@ -175,11 +175,11 @@ class Readable(Protocol):
 
 
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
-    """Returns the folder's hyper-parameters; `changes` set what it does not hold (head, dtype, layers, ...).
+    """Returns the folder's hyperparameters; `changes` set fields that it lacks (e.g. head, dtype, layers).
 
-    A number of `layers` below the folder's keeps the first layers.
+    If `layers` is smaller than the folder's number, the first layers are kept.
 
-    Raises FileNotFoundError or ValueError, naming file and field, for what is not supported or not known.
+    Raises FileNotFoundError or ValueError, naming file and field, for an unsupported or unknown field.
     """
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
@@ -194,10 +194,10 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
 
 @functools.lru_cache(64)
 def _has_own_head(folder: pathlib.Path, files: tuple[tuple[str, int], ...]) -> bool:
-    """Returns whether the files, as they were changed at these times, hold a language head other than the embedding.
+    """Returns whether the files have a language head that differs from the embedding. `files` are the cache key.
 
-    Such a head is used whatever `tie_word_embeddings` says, as in transformers 5: the field may be left over from the
-    base of a model that was trained untied.
+    Such a head is used despite `tie_word_embeddings`, as in transformers 5: the field may be left over from the base of
+    a model that was trained untied.
     """
     file = Tensors(folder)
     head, embed = (next((x for x in file if x.endswith(name)), "") for name in (LANGUAGE_HEAD, NAMES["embed"]))
@@ -210,10 +210,10 @@ def load_decoder(
     folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Readable | None = None, *,
     new: str = "",
 ) -> dict:  # fmt: skip
-    """Returns the decoder's parameters, stored as `dtype`, each in its place on the mesh that is set.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
-    `file` is the folder's tensors where they are open already, or changed by a LoRA. Every name and shape is checked
-    before the first tensor is read.
+    `file` provides the tensors if they are already open, or changed by a LoRA. All names and shapes are checked before
+    any tensor is read.
     """
     if file is None:
         check_sums(folder)
@@ -243,7 +243,7 @@ def load_decoder(
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
-    """Returns the tensor's name below `model.`"""
+    """Returns the tensor's name below `model.`, e.g. `layers.0.self_attn.q_proj.weight`."""
     name = (GEMMA_NAMES if config.design == "gemma" else NAMES)[role]
     return name if layer is None else f"layers.{layer}.{name}"
 
@@ -253,10 +253,11 @@ def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """Tensors of several roles as one: rows of each in turn, `groups` times; or a tensor of all experts as many.
+    """A tensor that contains several roles: rows of each in turn, `groups` times; or the tensors of all experts.
 
-    parts: (name, rows of a group). `experts` of 0: one file tensor `name` has the parts; otherwise the part is all
-    experts' tensors, `name` with {}. `squeezed`: the file has an axis of size 1 after the first (a convolution).
+    parts: (name, rows per group). If `experts` is 0, the file tensor `name` contains the parts; otherwise the part
+        stacks all experts' tensors, whose names are `name` with {} filled in. `squeezed`: the file has an extra axis of
+        size 1 after the first (a convolution).
     """
 
     name: str
@@ -267,7 +268,7 @@ class Fused:
 
 
 def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
-    """Returns how a layer's tensors are fused in files of the model's family; `phi`: as Phi-3's."""
+    """Returns the fused tensors of a layer in files of the model's family; `phi`: as in Phi-3."""
     rules = []
     H, heads, kv = config.head_dim, config.heads, config.kv_heads
     if phi:
@@ -300,14 +301,14 @@ def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
 
 
 def unfused(file: Readable, config: ModelConfig) -> Readable:
-    """Returns the file's tensors with each role's by itself."""
+    """Returns the file's tensors with each role separate."""
     phi = any(name.endswith("self_attn.qkv_proj.weight") for name in file)
     rules = fusions(config, phi)
     return Unfused(file, rules) if rules else file
 
 
 class Unfused:
-    """Tensors of a file, those of `Fused` by their parts' names."""
+    """Tensors of a file, with `Fused` ones split into named parts."""
 
     def __init__(self, file: Readable, rules: list[Fused]):
         self.file, self.names = file, dict.fromkeys(file)
@@ -355,11 +356,11 @@ class Unfused:
 
 
 Tensor = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
-"""Name, shape as (out, in), and how to get it."""
+"""(name, shape as (out, in), function that returns the array)."""
 
 
 def fused(tensors: Iterable[Tensor], config: ModelConfig) -> Iterable[Tensor]:
-    """Returns tensors of roles as files of the model's family have them: the inverse of `unfused`."""
+    """Fuses role tensors as files of the model's family have them; inverse of `unfused`."""
     rules = [(part, rule) for rule in fusions(config) for part, _ in rule.parts]
     waiting: dict[str, dict[str, Tensor]] = {}
     for tensor in tensors:
@@ -396,7 +397,7 @@ def _known(name: str, config: ModelConfig) -> bool:
 
 
 class Fields:
-    """The fields of a JSON file, each checked for its type when it is read."""
+    """Fields of a JSON file, type-checked on access."""
 
     def __init__(self, path: pathlib.Path, fields: dict[str, Any], inside: str = ""):
         self.path, self.fields, self.inside = path, fields, inside
@@ -408,7 +409,7 @@ class Fields:
         return self.fields.get(name) is not None
 
     def check(self, known: set[str], fixed: Mapping[str, tuple], remedy: str = "") -> None:
-        """Raises ValueError for a field that is not known, or that has another than the fixed values."""
+        """Raises ValueError for an unknown field, or one that has none of its fixed values."""
         for name, value in self.fields.items():
             if name not in known:
                 reason = f"({str(value)[:60]!r}) is not known to jprm; it might change scores"
@@ -436,7 +437,7 @@ class Fields:
         return float(value)
 
     def cap(self, name: str, default: float | None) -> float:
-        """Returns 0 where the field is null, and the default where it is absent."""
+        """Returns 0 if the field is null, and the default if it is absent."""
         default = None if name in self.fields else default
         return self.number(name, default) if self.has(name) or default else 0.0
 
@@ -448,7 +449,7 @@ class Fields:
 
 
 def _text_fields(path: pathlib.Path) -> Fields:
-    """Returns the fields of config.json; of a model that also takes images those of its text."""
+    """Returns the fields of config.json; for a multimodal model, those of its text model."""
     content = read_json(path)
     text = content.get("text_config")
     if content.get("model_type") != MULTIMODAL or not isinstance(text, dict):
@@ -497,7 +498,7 @@ def _values(fields: Fields) -> dict[str, Any]:
     )
     if not gemma:
         return values | _variant(fields, family, values)
-    caps = (50.0, 30.0) if family == "gemma2" else (None, None)  # of transformers' classes, where nothing is said
+    caps = (50.0, 30.0) if family == "gemma2" else (None, None)  # defaults of transformers' classes
     return values | dict(
         design="gemma",
         query_pre_attn_scalar=fields.count("query_pre_attn_scalar", 256),
@@ -507,7 +508,7 @@ def _values(fields: Fields) -> dict[str, Any]:
 
 
 def _variant(fields: Fields, family: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values in which a family differs from Llama, beside windows, biases and RoPE's."""
+    """Returns the fields in which a family differs from Llama, except windows, biases and RoPE."""
     variant: dict[str, Any] = dict(design="olmo", qk_width_norm=True) if family == "olmo3" else {}
     rope = Fields(fields.path, fields.fields.get("rope_parameters") or {}, "rope_parameters.")
     if family == "smollm3":
@@ -533,7 +534,7 @@ def _variant(fields: Fields, family: str, values: Mapping[str, Any]) -> dict[str
 
 
 def _rope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Returns for every layer of SmolLM3 whether it rotates."""
+    """Returns, for each layer of SmolLM3, whether it uses rotary embeddings."""
     every, chosen = fields.count("no_rope_layer_interval", 4), fields.fields.get("no_rope_layers")
     if chosen is None:
         return tuple(int((i + 1) % every > 0) for i in range(layers))
@@ -543,7 +544,7 @@ def _rope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _mixers(fields: Fields, layers: int) -> tuple[str, ...]:
-    """Returns the kind of every layer's mixer in a hybrid."""
+    """Returns the mixer kind of each layer of a hybrid model."""
     every, kinds = fields.count("full_attention_interval", 4), fields.fields.get("layer_types")
     names = {"linear_attention": "deltanet", "full_attention": "attention"}
     if kinds is None:
@@ -554,7 +555,7 @@ def _mixers(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _experts(fields: Fields, family: str, layers: int) -> dict[str, Any]:
-    """Returns the kinds of MLPs and the experts."""
+    """Returns the MLP kinds and the experts' configuration."""
     if fields.flag("use_sliding_window", False):
         raise fields.refuse("use_sliding_window", f"true is not supported for {family}")
     every, dense = fields.count("decoder_sparse_step", 1), fields.fields.get("mlp_only_layers") or []
@@ -573,11 +574,11 @@ def _experts(fields: Fields, family: str, layers: int) -> dict[str, Any]:
 
 
 def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
-    """Returns the window of every layer, 0 for none.
+    """Returns the window of each layer, 0 for none.
 
-    Llama has none; Mistral's slides in all layers unless it is null; Qwen's only where `use_sliding_window` says so, in
-    the layers that `layer_types` names or those from `max_window_layers` on; Gemma's in all but every second (Gemma 2)
-    or sixth layer (Gemma 3), or in those that `layer_types` names.
+    Llama has none. Mistral has one in all layers, unless it is null. Qwen has one only with `use_sliding_window`, in
+    the layers of `layer_types`, or from `max_window_layers` on. Gemma has one in all but every second (Gemma 2) or
+    sixth layer (Gemma 3), or in the layers of `layer_types`.
     """
     kinds, gemma = fields.fields.get("layer_types"), family in GEMMA
     mistral = family in ("mistral", "ministral3", "phi3")
@@ -612,7 +613,7 @@ def _windows(fields: Fields, family: str, layers: int) -> tuple[int, ...]:
 
 
 def _ropes(fields: Fields, family: str, windows: tuple[int, ...]) -> dict[str, Any]:
-    """Returns theta and scaling; of Gemma 3 and OLMo 3 also the theta of layers with a window, which is unscaled."""
+    """Returns theta and scaling; for Gemma 3 and OLMo 3 also the theta of layers with a window, which is unscaled."""
     content, local = fields.fields.get("rope_parameters"), 0.0
     kinds = ("full_attention", "sliding_attention")
     if family not in ("gemma3_text", "olmo3"):
@@ -631,7 +632,7 @@ def _ropes(fields: Fields, family: str, windows: tuple[int, ...]) -> dict[str, A
 
 
 def _rope(fields: Fields, default: float = 10000.0, family: str = "") -> tuple[float, RopeScaling]:
-    """Returns theta and scaling, from transformers 5's `rope_parameters` or 4's `rope_scaling` and `rope_theta`."""
+    """Returns theta and scaling, from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (4)."""
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         raise fields.refuse("rope_scaling", "is there beside rope_parameters; keep one of them")

@@ -1,8 +1,8 @@
-"""A LoRA in PEFT's format, merged into the model that it changes, a tensor at a time as it is read (Hu et al. 2021).
+"""A LoRA in PEFT's format, merged into its base model tensor by tensor on reading (Hu et al. 2021).
 
-`adapter_config.json` is beside `adapter_model.safetensors`, and no code of the folder is run. Such a folder may stand
-wherever a model's folder does. A field of adapter_config.json that might change the numbers is supported or refused by
-name; a field that this module does not know is an error.
+`adapter_config.json` lies beside `adapter_model.safetensors`; no code from the folder is executed. Such a folder may be
+given wherever a model's folder may. Each field of adapter_config.json that could change the numbers is supported or
+refused by name; an unknown field is an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jprm.options import place_of
 FILE, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 
 PREFIX = "base_model.model."
-"""Comes before the name of the model's tensor in the file."""
+"""Prefix of the model's tensor names in the file."""
 
 READ = {"peft_type", "r", "lora_alpha", "use_rslora", "base_model_name_or_path", "modules_to_save"}
 
@@ -44,7 +44,7 @@ FIXED: dict[str, tuple] = {
     "monteclora_config": (None,), "arrow_config": (None,), "kasa_config": (None,),
     "ensure_weight_tying": (False, None),
 }  # fmt: skip
-"""Fields that must have one of these values where they are there."""
+"""Fields that, if present, must have one of these values."""
 
 HARMLESS = {
     # the tensors of the file say themselves which matrices of which layers have an adapter
@@ -56,15 +56,15 @@ HARMLESS = {
 
 
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
-    """Returns the hyper-parameters of the model that the LoRA changes, with its vocabulary."""
+    """Returns the base model's hyperparameters, with the LoRA's vocabulary size."""
     file = MergedTensors(folder)
     return huggingface.model_config(file.path, **(file.changes | changes))
 
 
 def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
-    """Returns the base model's decoder with the LoRA merged in float32, then stored as `dtype`.
+    """Loads the base model's decoder with the LoRA merged in float32, then stored as `dtype`.
 
-    Layers that `config` leaves out are left out. Every name and shape is checked before the first tensor is read.
+    Layers beyond those of `config` are omitted. All names and shapes are checked before any tensor is read.
     """
     check_sums(folder)
     file = MergedTensors(folder)
@@ -72,14 +72,15 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = 
 
 
 class MergedTensors:
-    """The tensors of a model, W + scale B A where the LoRA has A and B of its name; the interface of `Tensors`.
+    """Tensors of a model, W + scale B A if the LoRA has matrices A and B for it; same interface as `Tensors`.
 
-    `path` is the model's folder. A tensor that is whole in the LoRA's folder (PEFT's `modules_to_save`) replaces the
-    model's. Embeddings among these may have more rows than the model's config says, for tokens that were added:
-    `changes` says how many.
+    `path` is the model's folder. A whole tensor in the LoRA's folder (PEFT's `modules_to_save`) replaces the model's.
+    An embedding among these may have more rows than the model's config, for added tokens; `changes` then has the
+    vocabulary size.
 
     Raises:
-      ValueError, FileNotFoundError: names the file and the field or tensor that is no plain LoRA of that model.
+      ValueError, FileNotFoundError: the files are not a plain LoRA of that model. The message names file and field or
+      tensor.
     """
 
     def __init__(self, folder: str | os.PathLike, base: Given = ""):
@@ -107,7 +108,7 @@ class MergedTensors:
         self.changes = {"vocab_size": self.shape(embed)[0]} if embed else {}
 
     def _of_base(self, name: str) -> str:
-        """Returns the model's name of a tensor, which may lack the `model.` that PEFT's has."""
+        """Returns the model's name of a tensor, which may lack the prefix `model.` of PEFT's name."""
         plain = name.removeprefix("model.")
         return plain if name not in self._base and plain in self._base else name
 
@@ -133,7 +134,7 @@ class MergedTensors:
         return self._lora.shape(self._whole[name]) if name in self._whole else self._base.shape(name)
 
     def tensor(self, name: str) -> np.ndarray:
-        """Returns the tensor, in float32 where the LoRA changes it, else in its file's type."""
+        """Returns the tensor, as float32 if the LoRA changes it, else in its file's type."""
         if name in self._whole:
             return self._lora.tensor(self._whole[name])
         array = self._base.tensor(name)
@@ -147,7 +148,7 @@ open_tensors = MergedTensors
 
 
 def read_config(folder: str | os.PathLike) -> LoraConfig:
-    """Returns rank and scale. Raises ValueError naming a field that is not supported or not known."""
+    """Returns rank and scale. Raises ValueError for an unsupported or unknown field."""
     path = pathlib.Path(folder) / CONFIG
     fields = huggingface.Fields(path, read_json(path))
     if fields.fields.get("peft_type") != "LORA":
@@ -158,9 +159,9 @@ def read_config(folder: str | os.PathLike) -> LoraConfig:
 
 
 def base_of(folder: str | os.PathLike, base: Given = "") -> pathlib.Path:
-    """Returns the folder of the model that a LoRA changes: `base`, or what its adapter_config.json names.
+    """Returns the folder of the LoRA's base model: `base`, or the name in adapter_config.json.
 
-    A relative name is looked up in the LoRA's folder first, then in the working directory.
+    A relative name is looked up in the LoRA's folder, then in the working directory.
     """
     path = pathlib.Path(folder) / CONFIG
     name = os.fspath(local_copy(place_of(base))) if base else read_json(path).get("base_model_name_or_path")

@@ -35,10 +35,10 @@ def causal_lm(
     folder: pathlib.Path, params: Mapping[str, Any], config: ModelConfig, tokenizer: Tokenizer, positions: int,
     dtype: FileDtype, shard_bytes: int = SHARD_BYTES, *, tied_head: bool = False,
 ) -> None:  # fmt: skip
-    """Writes a policy into a folder, as transformers, vLLM and SGLang read it: tensors, config.json and tokenizer.
+    """Writes a policy as a folder for transformers, vLLM and SGLang: tensors, config.json and tokenizer.
 
-    Adapters must be merged. `tied_head` also writes a head that is the embedding, for a server that is to exchange its
-    parameters. Raises ValueError naming the field that no class of transformers has.
+    Adapters must be merged. `tied_head` also writes a head that equals the embedding, for servers that exchange their
+    parameters. Raises ValueError, naming the field, if no class of transformers supports the model.
     """
     family, fields = decoder_json(str(folder), config, tokenizer, positions, dtype)
     tensors = list(decoder_tensors(params["decoder"], config))
@@ -55,7 +55,7 @@ def causal_lm(
 
 
 def head_tensor(params: Mapping[str, Any], config: ModelConfig) -> Tensor:
-    """Returns the language head as transformers has it: the embedding where the two are tied."""
+    """Returns the language head as in transformers; the embedding if they are tied."""
     if config.tied_embeddings:
         embed_VD = params["decoder"]["embed"]
         return LANGUAGE_HEAD, embed_VD.shape, lambda: np.asarray(embed_VD)
@@ -66,10 +66,10 @@ def head_tensor(params: Mapping[str, Any], config: ModelConfig) -> Tensor:
 def decoder_json(
     name: str, c: ModelConfig, tokenizer: Tokenizer, positions: int, dtype: FileDtype
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the family of a decoder's class in transformers, and the fields of config.json that every task shares.
+    """Returns the model's family in transformers, and the fields of config.json that all tasks share.
 
-    RoPE is written as in transformers 4, which 5 and vLLM read too. Raises ValueError, beginning with `name`, naming
-    the field that the family cannot express.
+    RoPE is written as in transformers 4, which transformers 5 and vLLM also read. Raises ValueError, beginning with
+    `name`, with the field that the family cannot express.
     """
     if c.qkv_bias and c.qk_norm:
         raise ValueError(f"{name}: qkv_bias and qk_norm together are no model that transformers has")
@@ -85,7 +85,7 @@ def decoder_json(
         "rope_theta": c.rope_theta,
         "rope_scaling": _rope_json(c),
         **_of_2026(c, family),
-        "max_position_embeddings": positions,  # no longer chain was ever in a row
+        "max_position_embeddings": positions,  # the longest chain in training
         "bos_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.eos,
         "pad_token_id": None,
@@ -100,11 +100,11 @@ CLASSES = {
     "smollm3": "SmolLM3", "ministral3": "Ministral3", "qwen3_moe": "Qwen3Moe", "qwen3_next": "Qwen3Next",
     "qwen3_5_text": "Qwen3_5",
 }  # fmt: skip
-"""Families to the beginning of their classes' names in transformers."""
+"""Prefix of a family's class names in transformers."""
 
 
 def _family(name: str, c: ModelConfig) -> str:
-    """Returns the family whose class computes a model. Raises ValueError where jprm knows none."""
+    """Returns the family whose class computes the model. Raises ValueError if jprm knows none."""
     if foreign := sorted({*c.mixers, *c.mlps} - set(KINDS)):
         raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(foreign)}")
     check_softmax(c.attention, "transformers")
@@ -129,7 +129,7 @@ def _family(name: str, c: ModelConfig) -> str:
 
 
 def _of_2026(c: ModelConfig, family: str) -> dict[str, Any]:
-    """Returns the fields that the families of 2026 have beside Llama's."""
+    """Returns the fields that the families of 2026 add to Llama's."""
     fields: dict[str, Any] = {}
     rope = {"rope_theta": c.rope_theta} | (_rope_json(c) or {"rope_type": "default"})
     if family == "olmo3":
@@ -161,7 +161,7 @@ def _of_2026(c: ModelConfig, family: str) -> dict[str, Any]:
 
 
 def _variant(name: str, c: ModelConfig, family: str) -> dict[str, Any]:
-    """Returns the fields in which families differ. Raises ValueError for what the family's class does not compute."""
+    """Returns the fields in which families differ. Raises ValueError for a feature that the family's class lacks."""
     kinds = [c.windows[i % len(c.windows)] for i in range(c.layers)] if c.windows else []
     if len(set(kinds) - {0}) > 1 or (family == "mistral" and 0 in kinds):
         raise ValueError(f"{name}: windows {c.windows} are no pattern that transformers' {family} has")
@@ -202,9 +202,9 @@ def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterable[Tensor]:
-    """Returns a decoder's parameters, a role's together, so that its stacks are fetched once.
+    """Returns a decoder's parameters, grouped by role, so that each stack is fetched once.
 
-    Raises ValueError for a parameter that the files have no name for.
+    Raises ValueError for a parameter without a name in Hugging Face files.
     """
     names = flatten_dict(params, sep="/")
     if unknown := sorted(name for name in names if name.rpartition("/")[2] not in decoder.file_shapes(config)):
@@ -231,7 +231,7 @@ def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterable[
 
 
 def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:
-    """Writes one file, or shards and their index. Files that are there already are kept.
+    """Writes one file, or shards and their index. Existing files are kept.
 
     The host holds one shard and one stack of layers.
     """
@@ -278,7 +278,7 @@ def save(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
             save_file(arrays, file.name, metadata={"format": "pt"})
         except SafetensorError as error:  # of a full disk too
             raise OSError(errno.EIO, f"could not be written: {error}", file.name) from error
-        os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes a file only for its owner
+        os.chmod(file.name, os.fstat(file.fileno()).st_mode)  # safetensors makes files readable only by their owner
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
