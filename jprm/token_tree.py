@@ -1,6 +1,6 @@
 """`TokenTree`: a reasoning tree as a radix tree of token runs.
 
-A run is a stretch of tokens without a branch inside. The ids of a step are inserted after the end of its
+A run is a stretch of tokens without a branch inside. A step's ids are inserted after the end of its
 parent, so steps that begin alike share their common prefix, and two equal steps end at the same token. Attention needs
 two arrays: the length and the parent of every run in depth-first order.
 """
@@ -24,14 +24,14 @@ from jprm.tree import ReasoningTree, above_of
 Supervise = Literal["step", "outcome", "outcome_steps", "outcome_tokens", "token"]
 
 WRITTEN_MESSAGES = "jprm.methods.messages.tokens:written_messages"
-"""Tokenises a tree of messages; imported on first use."""
+"""Tokenises a message tree; imported on first use."""
 
 REFERENCE = "reference"
 """The extra that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
 
 
 BEGIN = "begin"
-"""A computed extra: the depth at which a step's own tokens begin. In a tree of messages that is the beginning of its
+"""A computed extra: the depth at which a step's own tokens begin. In a message tree that is the beginning of its
 turn, else the end of the problem."""
 
 
@@ -144,7 +144,7 @@ def token_tree(
 ) -> TokenTree:
     """Tokenises a tree and merges the common prefixes of its chains.
 
-    In a tree of messages, context has no labels at steps, and no slots at tokens.
+    In a message tree, context has no labels at steps, and no slots at tokens.
 
     Args:
         supervise: `step` takes node labels (1 with weight 0 if missing). `outcome` takes `correct` of the chain that
@@ -387,7 +387,7 @@ def next_tokens(tree: TokenTree) -> TokenTree:
 def outcome_tokens(tree: TokenTree) -> TokenTree:
     """Returns the tree with a slot at every token after the problem; the tree's labels must be outcomes.
 
-    A slot's label is the mean outcome of the chains through its token, its weight their total weight. Runs are single
+    A slot's label is the mean outcome over chains through its token, its weight their total weight. Runs are single
     tokens, and `node_M` is the token index.
     """
     total, above_N, shape = len(tree.tokens_N), tokens_above(tree), geometry(tree.length_R, tree.parent_R)

@@ -410,7 +410,7 @@ class Layout(Protocol):
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:
-        """Returns the ids of a step at the end of its chain, if it is read differently there; else None."""
+        """Returns the ids of a step that ends its chain, if it is read differently there; else None."""
         ...
 
 

@@ -224,7 +224,7 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 
 def steps_only(tree: ReasoningTree) -> ReasoningTree:
-    """Removes the context from a tree of messages, so that each step follows the previous step on its path.
+    """Removes the context from a message tree, so that each step follows the previous step on its path.
 
     The result is a chain, or a pool with one sample per last step. Other trees are returned unchanged.
     """

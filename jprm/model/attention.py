@@ -234,7 +234,7 @@ def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
 
 
 def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: ModelConfig, at_once: bool, first=0):
-    """Attends one block of queries at a time, rematerialised. `first` is the row index of the first query."""
+    """Attends one query block at a time, rematerialised. `first` is the row index of the first query."""
     T, S = q_BKGTH.shape[3], k_BKSH.shape[2]
     # At most 64 blocks, which bounds the size of the compiled program.
     block = T if at_once else max(config.attention_block, -(-T // 64))

@@ -18,7 +18,7 @@ KINDS = {
     "dense": "jprm.model.transformer:DENSE",
     "experts": "jprm.methods.layers.experts:EXPERTS",
 }
-"""Kinds of layers by name (`jprm.model.layers`), imported on first use; `module:NAME` is one of the user's own."""
+"""Kinds of layers by name (`jprm.model.layers`), imported on first use; `module:NAME` is the user's own."""
 
 NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
 """Before the mixer, before the MLP, after the mixer, after the MLP."""

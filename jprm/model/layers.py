@@ -208,7 +208,7 @@ def weight_of(role: str) -> Weight:
 
 
 def builtin() -> dict[str, Weight]:
-    """Returns the parameters of all registered kinds, by role."""
+    """Returns all registered kinds' parameters, by role."""
     return dict.fromkeys(NORMS, NORM) | {role: x for name in KINDS for role, x in find(name).weights.items()}
 
 
@@ -256,7 +256,7 @@ def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "
 
 
 def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], config: ModelConfig) -> dict[str, Array]:
-    """Gathers the weights of a kind on every device.
+    """Gathers a kind's weights on every device.
 
     Without rematerialisation it gathers nothing: the gathered weights of all layers would wait for the backward pass.
     """

@@ -1,7 +1,7 @@
 """The device mesh, and the one table from logical array axes to mesh axes.
 
 Mesh axes: `data` (replicas of the weights), `fsdp` (splits rows and weights), `tensor` (splits heads and the MLP),
-`context` (splits weights and the tokens of a row, for rows too long for one device), `expert` (splits rows and
+`context` (splits weights and a row's tokens, for rows too long for one device), `expert` (splits rows and
 experts). Shardings are explicit: they are part of an array's type, and a contraction that JAX cannot place is an error.
 """
 

@@ -31,7 +31,7 @@ MEANING: dict[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """The scale of a model's scores; the default is probabilities.
+    """A model's score scale; the default is probabilities.
 
     threshold: benchmarks call a step correct above it, if no threshold is tuned.
     weight: the map from a score to a vote's weight in [0, 1]. `score`: the identity, for probabilities. `half`: (1 +

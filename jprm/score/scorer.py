@@ -413,7 +413,7 @@ def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
 
 
 def _sums_of_turns(tree: ReasoningTree, own_N: Float[np.ndarray, " N"]) -> dict[str, Float[np.ndarray, " N"]]:
-    """Returns the log ratio of each assistant turn as `turn`, and its sum along the path as the score."""
+    """Returns each assistant turn's log ratio as `turn`, and its sum along the path as the score."""
     score_N, above = own_N.copy(), above_of(tree)
     for i in tree.steps:  # a turn comes after those before it
         if above[i] >= 0:
@@ -591,7 +591,7 @@ def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], spee
     """Yields each item with its results, in order, after the next item is dispatched.
 
     `dispatch` returns a function that waits for the results; a thread calls it. Exceptions while making or dispatching
-    an item are raised after the results of the earlier items.
+    an item are raised after earlier items' results.
     """
     waiting: collections.deque[tuple[T, float, concurrent.futures.Future]] = collections.deque()
     items, failure, more = iter(items), None, True

@@ -1,4 +1,4 @@
-"""The batches of an experiment: the records of its files as trees, checked against the target, packed into rows.
+"""An experiment's batches: its files' records as trees, checked against the target, packed into rows.
 
     records -> trees -> tokenised, shuffled anew every epoch -> windows, packed together -> rows shuffled -> batches
     shards of tokens -> each stream's own, shuffled -> windows, and so on

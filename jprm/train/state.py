@@ -1,4 +1,4 @@
-"""The state of a run: its start, the step function, and its continuation from a checkpoint.
+"""A run's state: its start, the step function, and its continuation from a checkpoint.
 
     initial_state, reference_params, with_fitted_head -> State -> make_step(...)(state, rows, rate) -> State, Metrics
     saved_arrays -> a checkpoint -> restored, continued
@@ -106,7 +106,7 @@ def make_step(
 ) -> Callable[[State, Rows, Scalar], tuple[State, Metrics]]:
     """Returns the step for rows of shape (A, B, ...) and a learning rate; equal arguments give the same function.
 
-    The gradients of A micro-batches of B rows are summed, divided by the objective's count, and given to `tx`. If the
+    Gradients over A micro-batches with B rows are summed, divided by the objective's count, and given to `tx`. If the
     loss or the gradient is not finite, the state stays unchanged. `backend` is the platform to compile for.
     """
 
@@ -179,14 +179,14 @@ def skipped(state: optax.OptState) -> Scalar | int:
 
 OPTIMIZERS = {"adamw": "jprm.train.state:adam", "muon": "jprm.methods.optimizers.muon:muon"}
 """Name to (config) -> optax transformation from gradients to directions, before weight decay and the rate. Gradients
-are a flat dict {path: array} with layers stacked on the first axis. `FILE.py:NAME` is one of the user's own."""
+are a flat dict {path: array} with layers stacked on the first axis. `FILE.py:NAME` is the user's own."""
 
 DECAYS = {
     "constant": lambda rate, steps: optax.constant_schedule(rate),
     "cosine": optax.cosine_decay_schedule,
     "linear": lambda rate, steps: optax.linear_schedule(rate, 0.0, steps),
 }
-"""Name to (learning rate, updates after the warmup) -> optax schedule. `FILE.py:NAME` is one of the user's own."""
+"""Name to (learning rate, updates after the warmup) -> optax schedule. `FILE.py:NAME` is the user's own."""
 
 
 def adam(config: OptimizerConfig) -> optax.GradientTransformation:

@@ -503,7 +503,7 @@ class PrefixCache:
             self._slots.read(self._prm, [path_N], [path_N - 1], S, run=False)
 
     def _known(self, tokens: TokenTree, caller: str) -> tuple[Int[np.ndarray, " N"], list[int]]:
-        """Returns the slot of every token, -1 for a new one, and the index of the token before each."""
+        """Returns every token's slot, -1 for a new one, and the index of the token before each."""
         self._now += 1
         above_N, slots = tokens_above(tokens).tolist(), []
         for above, token in zip(above_N, tokens.tokens_N.tolist(), strict=True):

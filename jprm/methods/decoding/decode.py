@@ -157,10 +157,10 @@ def forward(
     layer's window. The positions of a row must be consecutive. Padding must follow the tokens, and affects none.
 
     Args:
-      fresh: the cache of B rows; new keys and values are written to it at `start`. None for rows that begin with the
+      fresh: B rows' cache; new keys and values are written to it at `start`. None for rows that begin with the
           new tokens.
       length_B: real new tokens per row, for recurrent states; None: all of them.
-      age_B: tokens of each row in its own cache, if rows began at different times: `fresh` is then a ring, in which
+      age_B: each row's tokens in its own cache, if rows began at different times: `fresh` is then a ring, in which
           they are the last ones before `start`, and there must be one new token.
     """
     decoder = params["decoder"]
@@ -358,7 +358,7 @@ def _part(q_BTKGH, k_RKSH, v_RKSH, seen, config: ModelConfig):
 # ---- The programs of a sampler.
 
 RUNNING, STEP, STOP, FULL = range(4)
-"""The state of a sample; FULL: it has reached its token limit."""
+"""A sample's state; FULL: it has reached its token limit."""
 
 
 @jax.tree_util.register_dataclass

@@ -19,14 +19,14 @@ from jprm.model.mesh import spec
 LOG2_E = math.log2(math.e)
 
 PRODUCTS = {"forward_kernel": 2, "dq_kernel": 3, "dkv_kernel": 4}
-"""Matrix products per pair of blocks: logits and output; logits, weight and query gradients; logits, weight, key and
+"""Matrix products per block pair: logits and output; logits, weight and query gradients; logits, weight, key and
 value gradients."""
 
 
 def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str, tuple], split: bool):
     """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
 
-    If tokens are split, `call` takes the keys of whole rows, and each device returns its term of their gradients.
+    If tokens are split, `call` takes whole rows' keys, and each device returns its term of their gradients.
 
     Args:
       call: (blocks, heads) to a tuple of arrays.
@@ -97,7 +97,7 @@ def logits(logit, config: ModelConfig):
 def weights(logit, slope, dweight, seen, log, inner):
     """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the uncapped logits.
 
-    All have the shape of a pair of blocks; `log` and `inner` belong to its queries.
+    All have the shape of a block pair; `log` and `inner` belong to its queries.
     """
     weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
     dlogit = weight * (dweight - inner)

@@ -1,4 +1,4 @@
-"""Attention of blocks of queries over their own path: exact, forward and backward, in time that follows tree depth.
+"""Attention of query blocks over their own path: exact, forward and backward, in time that follows tree depth.
 
 Rows are in depth-first order and `until` closes subtrees. So the queries of a block see only those earlier keys that
 the block's first query sees: the path to it. (A key that is closed at the first query is closed for all of them.) Each
@@ -29,7 +29,7 @@ CHUNK = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Paths:
-    """The path of every block of queries, computed once for all layers."""
+    """Every query block's path, computed once for all layers."""
 
     until: Int[Array, "B T"]
     position: Int[Array, "B T"]

@@ -1,14 +1,14 @@
-"""Interval attention on an NVIDIA GPU: flash attention (Dao 2023) over pairs of blocks with a visible pair.
+"""Interval attention on an NVIDIA GPU: flash attention (Dao 2023) over block pairs with a visible pair.
 
 There are three kernels: forward, with an online softmax that stores the log-sum-exp of every query; dq; dk and dv. A
-program of the first two has a block of queries of one head and walks its blocks of keys (`find_blocks`). A program of
-the third has a block of keys and walks the blocks of queries of all heads that share it, so no gradient is summed
+program of the first two has a query block of one head and walks its key blocks (`find_blocks`). A program of
+the third has a key block and walks the query blocks of all heads that share it, so no gradient is summed
 outside. Pairs in which every query sees every key come first and are computed without a mask. Layers with a sliding
 window have their own tables, without the pairs beyond it.
 
 Products take the inputs' dtype and sum in float32. Products of float32 are TF32, like XLA's, or of full precision under
 `jax.default_matmul_precision("highest")`. Powers are of two, for which GPUs have an instruction. Memory is linear in T,
-apart from the tables with 4 bytes per pair of blocks.
+apart from the tables with 4 bytes per block pair.
 
 The kernels are written in Pallas and lowered by Triton. experiments/bench/gpu_kernels.md gives the reasons, and the
 resources of the compiled kernels.
@@ -50,7 +50,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> BlockTable:
-    """Finds the pairs of blocks. Raises ValueError if the parts of split rows are not multiples of a block."""
+    """Finds the block pairs. Raises ValueError if the parts of split rows are not multiples of a block."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     if split > 1 and T % (split * sizes.tile):
@@ -314,7 +314,7 @@ TUNED = "gpu_blocks.json"
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Settings of one kernel: tokens per block of queries and of keys, warps per program, pipeline stages."""
+    """Settings of one kernel: tokens per query and key block, warps per program, pipeline stages."""
 
     query: int
     key: int
@@ -338,7 +338,7 @@ class Launches:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockTable:
-    """The pairs of blocks in every row that hold a visible pair of tokens, computed once for all layers.
+    """The block pairs in every row that hold a visible pair of tokens, computed once for all layers.
 
     A table has one line per major block: the number of whole minor blocks, the number of all needed ones, and their
     indices, whole ones first. If rows are split, the tables of the C parts of the queries are side by side, and blocks
@@ -414,7 +414,7 @@ def _tables(pairs, sizes: Launches, parts: int) -> tuple[Array, Array, Array]:
 
 
 def _pairs(until_BS, position_BS, query: int, key: int, windows: tuple[int, ...] = ()):
-    """Returns whether blocks of queries need blocks of keys, and whether all queries see all keys, both (B, M, N)."""
+    """Returns whether query blocks need key blocks, and whether all queries see all keys, both (B, M, N)."""
     B, S = until_BS.shape
 
     def blocked(x_BS, size):
@@ -434,7 +434,7 @@ def _pairs(until_BS, position_BS, query: int, key: int, windows: tuple[int, ...]
 
 
 def _keys_first(x_BMN, parts: int):
-    """Transposes to (B, C x N, M / C): the blocks of keys as each of C parts of the queries sees them."""
+    """Transposes to (B, C x N, M / C): the key blocks as each of C parts of the queries sees them."""
     B, M, N = x_BMN.shape
     x_BCMN = reshape(x_BMN, (B, parts, M // parts, N), "batch")
     return reshape(x_BCMN.swapaxes(2, 3), (B, parts * N, M // parts), "batch")

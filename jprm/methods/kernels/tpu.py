@@ -1,4 +1,4 @@
-"""Interval attention on a TPU: flash attention (Dao et al. 2022) over pairs of blocks with a visible pair.
+"""Interval attention on a TPU: flash attention (Dao et al. 2022) over block pairs with a visible pair.
 
 There are three kernels: forward, with an online softmax that stores the log-sum-exp of every query; dq; dk and dv. Each
 walks a table of block pairs (`find_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
@@ -44,7 +44,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> BlockLists:
-    """Finds the pairs of blocks. Raises ValueError if no blocks fit the rows or heads (`block_sizes`)."""
+    """Finds the block pairs. Raises ValueError if no blocks fit the rows or heads (`block_sizes`)."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = block_sizes(T, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, split)
     until_BT, position_BT = unsplit(until_BT, position_BT)
@@ -52,7 +52,7 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns FLOPs per kernel call on one device, if one chain fills each row: all pairs of blocks.
+    """Returns FLOPs per kernel call on one device, if one chain fills each row: all block pairs.
 
     Trees need fewer pairs, and a kernel skips the others. If rows are split over `context`, the figures are for the
     device with the last queries and so most pairs: the others wait for it.
@@ -106,7 +106,7 @@ def _gradients(config: ModelConfig, blocks: BlockLists, heads: dict):
 
 
 def _pair(K: int, P: int, major: str, table, i, p):
-    """Returns the table entry of a grid step, with its flags, and its blocks of queries and of keys."""
+    """Returns the table entry of a grid step, with its flags, and its query and key block."""
     entry = table[jax.lax.div(i, K) * P + p]
     pair = entry >> 17, (entry >> 3) & MINOR
     return entry, *(pair if major == "query" else pair[::-1])
@@ -137,7 +137,7 @@ def _walk(kernel, blocks: BlockLists, config: ModelConfig, major: str, inputs: d
     """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
 
     inputs, outputs: arrays by kind: `queries` (B, K, G, T, H) and `rows` (B, K, G, 1, T), of which a step sees its
-    block of queries, and `keys` (B, K, S, H), of which it sees its block of keys. A kernel takes them in this order.
+    query block, and `keys` (B, K, S, H), of which it sees its key block. A kernel takes them in this order.
     The queries are the whole row's, or one device's part.
     """
     B, K, G, T, H = inputs["queries"][0].shape
@@ -345,7 +345,7 @@ SMEM = 640 * 2**10  # for a table, of 1 MiB
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Tokens per block of queries and per block of keys."""
+    """Tokens per query block and per key block."""
 
     query: int
     key: int
@@ -354,7 +354,7 @@ class Sizes:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockLists:
-    """The pairs of blocks in every row that hold a visible pair of tokens, computed once for all layers.
+    """The block pairs in every row that hold a visible pair of tokens, computed once for all layers.
 
     Tables of the C parts of the queries are side by side. An entry is major << 17 | minor << 3 | flags; blocks of
     queries are counted within their part. A table is padded with its last entry without flags, for which nothing is
@@ -371,9 +371,9 @@ class BlockLists:
 
 
 def most_pairs(T: int, sizes: Sizes, parts: int = 1) -> int:
-    """Returns the most entries of a table: the pairs of blocks in the last part of a row of one chain.
+    """Returns the most entries of a table: the block pairs in the last part of a row of one chain.
 
-    (A table by keys has no more: the last part of such a row needs all blocks of keys.)
+    (A table by keys has no more: the last part of such a row needs all key blocks.)
     """
     return sum((start + sizes.query - 1) // sizes.key + 1 for start in range(T - T // parts, T, sizes.query))
 

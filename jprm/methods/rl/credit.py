@@ -273,12 +273,12 @@ def turn_gae(reward_G: Float[Array, " G"], score_GP: Process, states: States, co
 # Named credits.
 
 Form = Callable[["Float[Array, ' P']", "CreditConfig", float], "Float[Array, ' P1']"]
-"""(scores of the steps, options, mean score of the group's first steps) to rewards of segments."""
+"""(scores of the steps, options, mean score of the group's first steps) to segment rewards."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Credit:
-    """The rewards of a chain's steps.
+    """Rewards for a chain's steps.
 
     form: (scores of the steps, options, mean score of the group's first steps) to rewards of P + 1 segments; None
         rewards no step.
@@ -286,7 +286,7 @@ class Credit:
     tail: whether the form rewards the tail, which is not a step.
     verifier: whether the verifier's reward counts.
     follows: whether a segment is credited with later rewards. Progress is an advantage already.
-    whole: (rewards, scores, states, options) to the advantages of segments, for a method with its own baselines.
+    whole: (rewards, scores, states, options) to segment advantages, for a method with its own baselines.
     """
 
     source: str
@@ -340,7 +340,7 @@ class CreditConfig:
     name: in `CREDITS`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
     advantage: in `ADVANTAGES`.
     baseline: in `BASELINES`; None is `step` with advantage="grpo", which allows no other, and `to_go` otherwise.
-    norm: the divisor of a token's advantage. `sequence`, the tokens of its sample (GRPO); `group`, the mean number of
+    norm: the divisor of a token's advantage. `sequence`, its sample's tokens (GRPO); `group`, the mean number of
         tokens in the group (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole
         advantage on its last token, for the ratio of sequences (GSPO).
     length: tokens, for norm=constant.

@@ -2,14 +2,14 @@
 
 A server may report an update but keep some or all of its old weights, and training on its samples then fails silently.
 So after every push the server computes the log-probabilities of some kept samples. They must equal the learner's within
-a tolerance, and their difference must not point back to the parameters of the last push, the first push, or only the
+a tolerance, and their difference must not point back to the last push's parameters, the first push, or only the
 old embedding or head.
 
     sglang   /update_weights_from_disk, /generate
     vllm     /collective_rpc (`reload_weights`, with VLLM_SERVER_DEV_MODE=1) and /reset_prefix_cache, /v1/completions
 
 A server that does not answer is left out, and the others draw its samples; if none is left, this process does. Before
-it is used again, it loads the parameters of the last push and is tested.
+it is used again, it loads the last push's parameters and is tested.
 
 vLLM stores the head of a model with tied embeddings separately (0.32 on CPUs), so a push holds the head as a tensor
 too. Every sampling parameter is sent, because a server's defaults (`generation_config.json`) may differ.
@@ -319,7 +319,7 @@ class RemoteSampler(Sampler):
         self._written = [*self._written[:1], written_N]
 
     def _test_server(self, url: str) -> None:
-        """Raises ValueError if a server does not serve the parameters of the last push."""
+        """Raises ValueError if a server does not serve the last push's parameters."""
         if self._reference is None:
             return
         learner_N, written_N, stale, name = self._reference

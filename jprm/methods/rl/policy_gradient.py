@@ -49,7 +49,7 @@ class PolicyGradient:
         the update (or to the current policy if rows have none), and w = min(p_proximal / p_old, truncate) (Espeholt et
         al. 2018; Hilton et al. 2022). 0: ratios are relative to the sampling policy, and w = 1.
 
-    The KL term holds the sampled prefixes fixed. For the KL of whole texts, put it into the reward.
+    The KL term holds the sampled prefixes fixed. For KL on whole texts, put it into the reward.
     """
 
     ratio: Literal["token", "sequence"] = "token"

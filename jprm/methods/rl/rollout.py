@@ -45,7 +45,7 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The samples of one problem. Scores are None without a PRM."""
+    """One problem's samples. Scores are None without a PRM."""
 
     record: Record
     samples: list[Rollout]
@@ -117,7 +117,7 @@ def digest(records: Sequence[Record]) -> str:
 
 
 def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> list[Record]:
-    """Returns the problems of an update: the next `count` of an endless, reshuffled sequence, without repeats."""
+    """Returns an update's problems: the next `count` of an endless, reshuffled sequence, without repeats."""
     count = min(count, len(records))
     epochs = len(records) // count
     epoch, part = divmod(update, epochs)

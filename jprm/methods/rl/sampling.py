@@ -49,7 +49,7 @@ class Problems:
         return Problems(config, verifier, records, rollout.read_records(config.held_out, verifier))
 
     def chosen(self, update: int) -> list[Record]:
-        """Returns the problems of an update."""
+        """Returns an update's problems."""
         return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, update - 1)
 
 
@@ -83,7 +83,7 @@ class SampleSource:
     ) -> list[list[Rollout]]:
         """Returns n samples of each problem: chains, or episodes in the environment.
 
-        `costs`, the expected tokens per sample of each problem, balance the parts of several processes.
+        `costs`, each problem's expected tokens per sample, balance the parts of several processes.
         """
         seed = self.config.seed
         if self._world is None:
@@ -92,7 +92,7 @@ class SampleSource:
         return sample_episodes(self.policy, *self._world, records, n, seed=seed, update=update)
 
     def judged(self, update: int, drawn: Sequence[Sequence[Rollout]]) -> list[Group]:
-        """Returns the groups of an update."""
+        """Returns an update's groups."""
         problems, floor = self.problems, self.config.guards.floor
         return rollout.judged(problems.chosen(update), drawn, problems.verifier, floor, self.prm)
 
@@ -119,7 +119,7 @@ def sampler_options(config: RLExperiment) -> SamplerConfig:
 
 
 def expected_tokens(problems: Sequence[str], lengths: Mapping[str, float]) -> list[float]:
-    """Returns the expected tokens per sample of each problem: the mean of its last samples, or the overall mean.
+    """Returns each problem's expected tokens per sample: the mean of its last samples, or the overall mean.
 
     lengths: mean tokens of the last samples, by problem.
     """
@@ -186,7 +186,7 @@ class Samples(Protocol):
         ...
 
     def take(self, update: int) -> Ahead:
-        """Waits for the samples of an update, and returns them."""
+        """Waits for an update's samples, and returns them."""
         ...
 
     def settle(self) -> None:
@@ -194,7 +194,7 @@ class Samples(Protocol):
         ...
 
     def judged(self, ahead: Ahead) -> list[Group]:
-        """Returns the groups of an update: samples with rewards and scores."""
+        """Returns an update's groups: samples with rewards and scores."""
         ...
 
     def held_out(self, stream: int) -> list[Group]:

@@ -4,8 +4,8 @@ Learners are a group of processes with a mesh of their own, and so are the last 
 learners write orders, which the sampling hosts carry out one after the other:
 
     push      take the learners' parameters, layer by layer: the one thing that all processes compute together
-    draw      draw and judge the samples of an update
-    judge     judge the samples of an update that a checkpoint holds
+    draw      draw and judge an update's samples
+    judge     judge the samples that a checkpoint holds
     evaluate  draw and judge samples of the held-out problems
     end       leave, as the learners do
 

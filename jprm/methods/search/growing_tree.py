@@ -174,7 +174,7 @@ METHODS = {
     "refine": "jprm.methods.search.refine:Refine",
 }
 """Methods by command name. A new method is one file, like `jprm.methods.search.refine`, and one line here, or a file
-of the user's own: `jprm search NAME` and `jprm search FILE.py:NAME` take its options from the config's fields, and
+by the user: `jprm search NAME` and `jprm search FILE.py:NAME` take its options from the config's fields, and
 their help from its docstring."""
 
 Choice = Literal["best", "majority", "weighted"]

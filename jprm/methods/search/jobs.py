@@ -214,7 +214,7 @@ def answers_of(tree: GrowingTree) -> Answers:
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the record of a finished search, a pool or a tree; None if no step was sampled.
 
-    It has every draw: as a sample of a pool, or under `draws` of the node where it ends, with the node from which it
+    It has every draw: as a pool sample, or under `draws` of the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice and the cost.
     """
     if not tree.text:
@@ -256,7 +256,7 @@ def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[ReadCritique
 
 
 def _sample(tree: GrowingTree, draw: Draw, scores, answers: Answers) -> dict[str, Any]:
-    """Returns a draw as a sample of a pool. A chain that was cut off has no answer and is not correct."""
+    """Returns a draw as a pool sample. A chain that was cut off has no answer and is not correct."""
     path = tree.path(draw.end)
     unknown = tree.problem.answer is None and tree.finished_by is None
     whole, cut_off = draw.sample.finish_reason == "stop", (None, None if unknown else False)

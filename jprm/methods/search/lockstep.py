@@ -38,7 +38,7 @@ class Method(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """Settings of a search.
+    """Search settings.
 
     Attributes:
       method: a config, e.g. `BestOfN(16)` or `Beam(4, 4)`.
@@ -325,7 +325,7 @@ class Rescorer:
 class LiveJudge(Rescorer):
     """A `LiveScorer` over a `Judge`: asks about every new step once, whatever the verdicts on earlier steps.
 
-    `tokens` counts generated tokens. `take` returns the critiques of a step.
+    `tokens` counts generated tokens. `take` returns a step's critiques.
 
     Raises PolicyError if every critique of the new steps failed.
     """
@@ -356,5 +356,5 @@ class LiveJudge(Rescorer):
         return handles, score_P
 
     def take(self, handle: int) -> list[tuple[Critique, Reading]]:
-        """Returns the critiques of a step and their readings, and forgets them."""
+        """Returns a step's critiques and their readings, and forgets them."""
         return self._judged.pop(handle)
