@@ -1,4 +1,4 @@
-"""Final answers: how they are found in the text of chains and compared. Outcomes and votes use these functions."""
+"""Extracts final answers from model text and compares them, for outcomes and votes."""
 
 from jprm.methods.answers.equivalence import equivalent
 from jprm.methods.answers.extraction import RULES, Rule, end_of_thoughts, extract, extract_answer

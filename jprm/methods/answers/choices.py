@@ -1,4 +1,4 @@
-r"""Finds the letter that a text chooses: a letter alone, "Option D is the correct answer", "I choose D", "Hence D."."""
+"""Finds the letter that a text chooses, e.g. "Option D is the correct answer", "I choose D", "Hence D"."""
 
 from __future__ import annotations
 
@@ -59,7 +59,6 @@ _LETTER = re.compile(r"[A-J]", re.IGNORECASE)
 
 
 def choices(prose: Prose) -> list[Mark]:
-    """Returns the letters that a text chooses."""
     text = prose.text
     if "\n" not in text.strip():
         if option := _OPTION.match(text):

@@ -1,17 +1,20 @@
-r"""Whether two answers are equal: everyday numbers, words and choices are compared here, all else by math-verify.
+"""Decides whether two answers are equal.
 
-Numbers are compared by value: exactly where both are exact, within 1e-9 of their size (1e-6 at most) where both are
-decimals, and a decimal is a fraction's or a root's rounding to 6 decimals (0.333333 = 1/3). Words are compared as text,
-ignoring case: math-verify takes them for a product of symbols, in which "red and blue" is "blue and red".
+Everyday numbers, words and choices are compared here; math-verify compares the rest.
 
-math-verify skips what it cannot read, so it is asked only about answers that it reads whole: what has other visible
-characters, words beside a formula, a sign of a relation in front, primes, or brackets that do not close is compared as
-text, and so is what it fails to parse.
+Numbers are compared by value: exactly if both are exact, within 1e-9 relative (1e-6 absolute at most) if both are
+decimals. A decimal also equals a fraction or root that rounds to it at 6 decimals (0.333333 = 1/3). Words are compared
+as text, ignoring case, because math-verify reads them as a product of symbols ("red and blue" would equal "blue and
+red").
+
+math-verify silently skips characters it cannot read, so it only gets answers that it reads whole. An answer is compared
+as text if it has other visible characters, words beside a formula, a leading relation sign, primes or unbalanced
+brackets, or if it does not parse.
 
 Limits: a percentage equals both its fraction and its number (18% = 0.18 and 18% = 18); a unit may be absent (10 cm =
-10), but two known units must measure the same thing (1 m = 100 cm); a list without brackets is a set (1,2 = 2,1);
-`x=5` equals 5; a true 1<x<2 equals a given (1,2), and a true 3.14 a given 3,14, but not the other way round, so the
-true answer comes first; a column vector is no tuple; 12:30 is text.
+10), but two known units must measure the same quantity (1 m = 100 cm); a list without brackets is a set (1,2 = 2,1);
+`x=5` equals 5; a column vector is not a tuple; 12:30 is text. A true 1<x<2 equals a given (1,2), and a true 3.14 a
+given 3,14, but not the reverse, so the true answer must come first.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from fractions import Fraction
 from jprm.methods.answers import forms, library
 
 LIMIT_S = 5.0
-"""Seconds that a comparison may take."""
+"""Default time limit of one comparison, in seconds."""
 
 _WORDS = re.compile(
     r"(?:the\s+|an?\s+)?(?:[^\W\d_]{3,}|no|on|in|up|ok|at|it|we|he)(?:[\s,.'’/-]+[^\W\d_]+)*[.!]?", re.IGNORECASE
@@ -44,7 +47,7 @@ _SKIPPED = re.compile(
     r"|rangle|not|leftarrow|ll|gg|propto|approx|overrightarrow|vec|forall|exists|neg|text\w*|underbrace|cancel|bullet"
     r"|star|circ|checkmark|square|Box|ref|label|tag|quad)(?![a-zA-Z])|[@#;?\"`'\u0080-\uffff]|\.\.\."
 )
-"""What math-verify skips, or takes for something else."""
+"""LaTeX and characters that math-verify skips or misreads."""
 _ENVIRONMENT = re.compile(r"\\begin\s*\{(\w+)\*?\}.*?\\end\s*\{\1\*?\}", re.DOTALL)
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)s?\s*)?(?:\(\s*([A-Za-z])\s*\)|([A-J])\s*[).:](?!\w)|([A-J])(?=\s*(?:,|-"
@@ -91,7 +94,7 @@ Same = Callable[[str, str], bool]
 
 
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
-    """Returns whether an answer equals the true one; False if either is absent. Thread-safe."""
+    """Returns whether `answer` equals `truth`; False if either is absent. Thread-safe."""
     left, right = forms.canonical_answer(truth), forms.canonical_answer(answer)
     if left is None or right is None:
         return False
@@ -167,7 +170,7 @@ def _near(a: Fraction, b: Fraction, rounded: bool) -> bool:
 
 
 def _times(text: str, other: str, same: Same) -> bool | None:
-    """Compares times of day, of which one at least says which half of the day it is in."""
+    """Compares clock times, e.g. 7:30 pm and 19:30; at least one must say am or pm."""
     text, other = _NOON.get(text.lower(), text), _NOON.get(other.lower(), other)
     left, right = _TIME.fullmatch(text), _TIME.fullmatch(other)
     if left and right:
@@ -189,14 +192,14 @@ def _minutes(time: re.Match[str]) -> int:
 
 
 def _letters(text: str, other: str, same: Same) -> bool | None:
-    """Compares the letters of several choices, in any order: "A, C", "C and A" and AC."""
+    """Compares sets of choice letters in any order, e.g. "A, C", "C and A" and AC."""
     if _LETTERS.fullmatch(text) and _LETTERS.fullmatch(other) and re.search(r"[^A-J]", text + other):
         return set(re.findall("[A-J]", text)) == set(re.findall("[A-J]", other))
     return None
 
 
 def _choices(text: str, other: str, same: Same) -> bool | None:
-    """Compares letters of a multiple choice, with or without the text of the choice."""
+    """Compares choice letters, with or without the text of the choice, e.g. C and "(C) 15"."""
     truth, answer = _choice(text), _choice(other)
     if truth is None:
         return _text_of_choice(text, other, same)
@@ -223,7 +226,7 @@ def _letter(choice: re.Match[str]) -> str:
 
 
 def _text_of_choice(text: str, other: str, same: Same) -> bool | None:
-    """Compares the true text of a choice with a letter and its text: 15 and "(C) 15"."""
+    """Compares the text of the true choice with a letter and text, e.g. 15 and "(C) 15"."""
     choice = _CHOICE.match(other)
     if choice and not choice[3] and _letter(choice) <= "J" and choice[4].strip() and re.match(r"\(?[A-J]", other):
         return same(text, choice[4].strip())
@@ -253,7 +256,7 @@ _NO_SOLUTION = {
 
 
 def _bases(text: str, other: str, same: Same) -> bool | None:
-    """Compares numerals in a base: by digits and base, which must be written in both."""
+    """Compares numerals with a base, e.g. 101_2. If only one side has a base, they differ."""
     left, right = _BASE.fullmatch(text), _BASE.fullmatch(other)
     if left and right:
         return _numeral(left) == _numeral(right)
@@ -266,7 +269,7 @@ def _numeral(m: re.Match[str]) -> tuple[str, str]:
 
 
 def _relations(text: str, other: str, same: Same) -> bool | None:
-    """Compares `> 5`: the sign of the relation must be written in both."""
+    """Compares relations without a left side, e.g. `> 5`. If only one side is a relation, they differ."""
     left, right = _RELATION.match(text), _RELATION.match(other)
     if left and right:
         return left[1] == right[1] and same(left[2], right[2])
@@ -274,7 +277,9 @@ def _relations(text: str, other: str, same: Same) -> bool | None:
 
 
 def _ranges(text: str, other: str, same: Same) -> bool | None:
-    """Compares inequalities of one symbol with intervals, and with others. A true (1,2) may be a point, and is none."""
+    """Compares inequalities in one symbol with each other and with intervals. A true (1,2) may be a point, so it does
+    not match an inequality.
+    """
     (left, symbol), (right, symbol2) = _intervals(text), _intervals(other)
     if left and right:
         return same(left, right) if symbol == symbol2 else None
@@ -284,7 +289,7 @@ def _ranges(text: str, other: str, same: Same) -> bool | None:
 
 
 def _intervals(text: str) -> tuple[str, str]:
-    """Returns what inequalities of one symbol allow, as intervals, and the symbol; ("", "") for anything else."""
+    """Returns (intervals, symbol) for inequalities in one symbol, or ("", "") for other text."""
     if m := _MEMBER.fullmatch(text):
         return m[2], m[1]
     if not _INEQUALITY.search(text) or len(text) > _LONGEST_RANGE:
@@ -315,7 +320,7 @@ def _intervals(text: str) -> tuple[str, str]:
 
 
 def _assignments(text: str, other: str, same: Same) -> bool | None:
-    """Compares `x = 2, y = 5` with (2,5) and with `y = 5, x = 2`; and `x = 1, x = 2` with 1, 2."""
+    """Compares `x = 2, y = 5` with (2,5) and with `y = 5, x = 2`, and `x = 1, x = 2` with 1, 2."""
     left, right = _values_of(text), _values_of(other)
     if not left and not right or not (left and right) and "=" in (other if left else text):
         return None
@@ -329,7 +334,7 @@ def _assignments(text: str, other: str, same: Same) -> bool | None:
 
 
 def _values_of(text: str) -> list[tuple[str, str]]:
-    """Returns the names and values of a list of them, [] for anything else."""
+    """Parses a list of assignments into (name, value) pairs; [] for other text or a single assignment."""
     parts = [_VALUE_OF.fullmatch(part) for part in _LISTED.split(text)]
     return [(m[1], m[2]) for m in parts if m] if len(parts) > 1 and all(parts) else []
 
@@ -341,7 +346,7 @@ def _bare(values: list[tuple[str, str]], as_tuple: bool) -> str:
 
 
 def _alternatives(text: str, other: str, same: Same) -> bool | None:
-    """Compares lists joined by words. "5 or 7" is the list 5, 7, and "1/2 or 0.5" is 0.5 too."""
+    """Compares lists joined by "or" or "and": "5 or 7" is the list 5, 7, and "1/2 or 0.5" also equals 0.5."""
     if not _JOIN.search(text) and not _JOIN.search(other):
         return None
     parts = [part for part in _JOIN.split(other)[::2] if part]
@@ -360,7 +365,7 @@ def _unworded(text: str) -> str:
 
 
 def _chains(text: str, other: str, same: Same) -> bool | None:
-    """Compares answers that are equations of numbers, 72 = 8 * 9: all sides must be equal."""
+    """Compares an answer that is an equation of numbers, e.g. 72 = 8 * 9: every side must equal the truth."""
     if "=" not in other or "=" in text or re.search(r"[<>]|\\[lgn]eq|\\begin", other):
         return None
     if m := _TURNED_NAME.fullmatch(other):
@@ -372,7 +377,7 @@ def _chains(text: str, other: str, same: Same) -> bool | None:
 
 
 def _rounded(text: str, other: str, same: Same) -> bool | None:
-    """Compares a value with its rounding behind it, \\sqrt{2} \\approx 1.41: the value counts."""
+    r"""Compares an answer followed by its rounding, e.g. \sqrt{2} \approx 1.41: the exact value counts."""
     exact, sign, approximate = other.partition("\\approx")
     if not sign or "\\approx" in text or not exact.strip() or _NAMED.match(other):
         return None
@@ -382,7 +387,7 @@ def _rounded(text: str, other: str, same: Same) -> bool | None:
 
 
 def _names(text: str, other: str, same: Same) -> bool | None:
-    """Compares `x = 5` with 5: one of them may name the quantity."""
+    """Compares `x = 5` with 5: either side may name the quantity."""
     if text[:1] + other[:1] != "((" and "(" in (text[:1], other[:1]):  # the point A(1,2)
         text, other = _LETTERED.sub("", text), _LETTERED.sub("", other)
         if text[:1] + other[:1] == "((":
@@ -398,7 +403,7 @@ def _names(text: str, other: str, same: Same) -> bool | None:
 
 
 def _asides(text: str, other: str, same: Same) -> bool | None:
-    """Compares a value that is said twice, "42 (forty-two)": both must be equal."""
+    """Compares an answer that gives its value twice, e.g. "42 (forty-two)": both must equal the truth."""
     m = _ASIDE.fullmatch(other)
     if m is None or forms.number_of(m[1]) is None or not m[2] or re.search(r"[,;]", m[2]):
         return None
@@ -406,7 +411,7 @@ def _asides(text: str, other: str, same: Same) -> bool | None:
 
 
 def _both_signs(text: str, other: str, same: Same) -> bool | None:
-    """Compares 1 \\pm \\sqrt{5}, also inside of a fraction, with the list of its two values."""
+    r"""Compares 1 \pm \sqrt{5}, also inside a fraction, with the list of its two values."""
     sides = [
         ", ".join(side.replace("\\pm", sign) for sign in "+-") if side.count("\\pm") == 1 and "," not in side else side
         for side in (text, other)
@@ -421,7 +426,7 @@ _OF_FORMULAS = (_relations, _ranges, _asides, _both_signs, _assignments, _altern
 
 
 def _readable(text: str) -> str:
-    """Returns a normal form as the library reads it: without signs of degrees and of currency."""
+    """Rewrites a normal form for math-verify, e.g. without degree signs and currency."""
     text = re.sub(r"\A(?:\\approx|\\sim)\s*", "", text).replace("^\\circ", "").strip()
     for pattern, new in _NUMERALS:
         text = pattern.sub(new, text)
@@ -429,7 +434,7 @@ def _readable(text: str) -> str:
 
 
 def _scaled(m: re.Match[str]) -> str:
-    """Returns a number times a matrix as one matrix: the library reads no product of them."""
+    """Multiplies a matrix by its scalar factor cell by cell, because math-verify cannot read the product."""
     factor = "-1" if m[1] == "-" else m[1]
     rows = [row.split("&") for row in m[2].split("\\\\") if row.strip()]
     cells = [" & ".join(f"{factor} \\cdot ({cell.strip()})" for cell in row) for row in rows]
@@ -450,7 +455,7 @@ _NUMERALS = (
 
 
 def _unreadable(text: str) -> bool:
-    """Returns whether the library would skip something that is visible in an answer."""
+    """Returns whether math-verify would skip a visible part of the answer."""
     outside = _ENVIRONMENT.sub(" ", text)
     if _SKIPPED.search(outside) or re.search(r"\\\\|&|\d\s*_|(?<![_\d.])\d+\s+\d", outside):
         return True

@@ -1,21 +1,20 @@
 r"""Finds the final answer that a text states.
 
-What counts, in this order:
+The rules, in order:
 
-1. Only text after the thoughts (`</think>` and the like) counts, where there is some, and only text after a heading
-   "# Answer", which ends PRM800K's chains.
-2. Of the marks in it, the last one with an answer: `\boxed{}` (rule `box`), `<answer></answer>` (`tag`), "the answer
-   is", "Answer:", "72 is the answer", and a chosen letter, "Option D is correct" (`statement`), and `#### 72` or a
-   heading "Answer" (`heading`). An answer is a number, a formula, a letter of a choice, or words behind a colon; words
-   in a sentence ("the answer is Tuesday") count where no mark has such an answer, and so do "the result is" and "the
-   solution is". An empty box, "the answer is not 5" and "if the answer is 5" state nothing. What changes a number
-   belongs to it: "72 pots in total" is 72, "5 or maybe 7" and "more than 72" stay as they are. Boxes in a row are a
-   list.
-3. The last sentence with a number or formula (rule `number`), and of its numbers the one that it states (`sentences`):
-   5 of "she needs to babysit 5 times to make 15 flans". Words count where a sentence concludes them ("Therefore, after
-   spinning 90 degrees, she is facing **east**", rule `statement`).
+1. If the text has thoughts (`</think>` and similar marks), only the text after them counts. If it has a heading "#
+Answer", as in PRM800K, only the text after the heading counts.
+2. The last mark with an answer wins: `\boxed{}` (rule `box`), `<answer></answer>` (`tag`), "the answer is", "Answer:",
+"72 is the answer" or a chosen letter, e.g. "Option D is correct" (`statement`), and `#### 72` or a heading "Answer"
+(`heading`). An answer is a number, a formula, a choice letter, or words after a colon. Words in a sentence ("the answer
+is Tuesday"), "the result is" and "the solution is" count only if there is no such mark. An empty box, "the answer is
+not 5" and "if the answer is 5" state no answer. Words that change a number belong to it: "72 pots in total" is 72, but
+"5 or maybe 7" and "more than 72" stay whole. Boxes in a row form a list.
+3. Otherwise the last sentence with a number or formula (rule `number`), and the number that it states (see
+`sentences`), e.g. 5 in "she needs to babysit 5 times to make 15 flans". Words count if a sentence concludes with them
+("Therefore, after spinning 90 degrees, she is facing **east**", rule `statement`).
 
-A truncated text, which ends in an open box or right behind "the answer is", has no answer.
+A truncated text that ends in an open box or right after "the answer is" has no answer.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _PRM800K = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)
 
 
 class Extracted(NamedTuple):
-    """A final answer and the rule that took it; None for both where a text states none."""
+    """A final answer and the rule that matched it; both are None if the text states no answer."""
 
     answer: str | None
     rule: Rule | None
@@ -46,7 +45,7 @@ _NONE = Extracted(None, None)
 
 
 def extract(text: str, *, form: Rule | None = None) -> Extracted:
-    """Returns the final answer of a text and the rule that took it, see above. `form`: the only rule that counts."""
+    """Returns the final answer and the rule that matched it. If `form` is given, only that rule counts."""
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")
     prose = prose_of(text[end_of_thoughts(text) :])
@@ -66,12 +65,11 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
 
 
 def extract_answer(text: str) -> str | None:
-    """Returns the final answer that a text states, None if it states none."""
+    """Returns the final answer of a text, or None if it states no answer."""
     return extract(text).answer
 
 
 def _without(prose: Prose, pattern: re.Pattern[str]) -> Prose:
-    """Returns the prose with blanks in place of what a pattern matches."""
     return prose._replace(text=pattern.sub(lambda m: " " * len(m[0]), prose.text))
 
 
@@ -84,7 +82,7 @@ _BETWEEN = re.compile(
 
 
 def _boxes(text: str) -> list[Mark]:
-    """Returns what boxes hold, from the last; those in a row as one."""
+    """Returns the contents of boxes; boxes in a row count as one list."""
     spans: list[tuple[int, int, str]] = []
     marks = list(_BOX.finditer(text))
     ends = _ends_of_braces(text) if marks else {}
@@ -118,14 +116,14 @@ _PLACEHOLDER = re.compile(
 
 
 def _inner(inside: str) -> str:
-    """Returns what is in a box without boxes in it."""
+    """Removes boxes nested in a box."""
     while m := re.match(r"\s*\\(?:boxed|fbox)\s*\{(.*)\}\s*\Z", inside, re.DOTALL):
         inside = m[1]
     return re.sub(r"\A\\(?=\d)", "", inside.strip().strip("$").strip())
 
 
 def _ends_of_braces(text: str) -> dict[int, int]:
-    """Returns where each brace closes, in one pass. Escaped braces, of sets, do not count."""
+    """Returns {open brace: close brace} positions in one pass; escaped braces (sets) do not count."""
     ends, stack = {}, []
     for m in re.finditer(r"(?<!\\)[{}]", text):
         if m[0] == "{":

@@ -1,7 +1,7 @@
-r"""Normal forms of answers: one LaTeX spelling of characters, and the value of everyday numbers.
+r"""Normal forms of answers: one LaTeX spelling per symbol, and exact values of everyday numbers.
 
-People and models write one number as 1,000, 1\,000, \$1000, 1000 dollars, 1e3, 1 thousand, 10³ or one thousand. What is
-read here needs no parser, and is exact.
+The same number is written as 1,000, 1\,000, \$1000, 1000 dollars, 1e3, 1 thousand, 10³ or one thousand. All of these
+are read here, exactly and without a parser.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 LONGEST = 2000
-"""Characters of an answer that are read as more than text."""
+"""Longer answers (in characters) are compared as plain text."""
 
 _EXACT = decimal.Context(prec=2 * LONGEST, Emin=-(10**6), Emax=10**6)
 
@@ -51,7 +51,7 @@ _RADICAL = re.compile(r"(?:√|(?<![a-zA-Z\\])sqrt)\s*(?:\(([^()]*)\)|(\d+(?:\.\
 
 
 def in_latex(text: str) -> str:
-    r"""Returns the text with its Unicode as LaTeX and ASCII: x² as x^{2}, √2 as \sqrt{2}, ≤ as \leq."""
+    r"""Replaces Unicode by LaTeX and ASCII, e.g. x² by x^{2}, √2 by \sqrt{2}, ≤ by \leq."""
     if text.isascii() and "sqrt" not in text:
         return text
     text = _SUPERS.sub(lambda m: "^{" + m[0].translate(_SUPER) + "}", text)
@@ -142,7 +142,7 @@ _OPEN_ENDS = re.compile(r"^\]([^\[\]]*)(\[|\])$|^(\[)([^\[\]]*)\[$")  # ]0,1[
 
 @functools.lru_cache(1 << 15)
 def normal(text: str) -> str:
-    """Returns an answer in plain LaTeX: without delimiters, fonts, sizes and gaps, in one spelling of each symbol."""
+    """Returns an answer as plain LaTeX, without delimiters, fonts, sizes and gaps, with one spelling per symbol."""
     if _PLAINEST.fullmatch(text):
         return text
     text = in_latex(text).replace("\\$", "\x01")
@@ -180,7 +180,7 @@ def _unwrapped(m: re.Match) -> str:
 
 
 def _closes(text: str) -> int:
-    """Returns where the brace at the start closes, -1 if it does not."""
+    """Returns the index of the brace that closes the one at the start, or -1."""
     depth = 0
     for i, c in enumerate(text):
         if c in "{}" and text[i - 1 : i] != "\\":
@@ -191,7 +191,7 @@ def _closes(text: str) -> int:
 
 
 def squeezed(text: str) -> str:
-    """Returns a normal form without the white space and braces that change nothing, to compare as text."""
+    """Removes white space and braces that do not change the meaning, for comparison as text."""
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
@@ -229,10 +229,10 @@ CHANGES = re.compile(
     r"|either|neither|between|from|cannot|can|isn|aren|only|fold|ths?|pi|sin|cos|tan|log|ln|where|for|with|x)s{0,2}\Z",
     re.IGNORECASE,
 )
-"""A word beside a number that changes it, or is no unit."""
+"""A word next to a number that changes its value or is not a unit, e.g. "thousand", "percent", "not"."""
 _WORDY = re.compile(r"[^\W\d_]+(?:[ '&-]+[^\W\d_]+){0,5}\Z")
 _NOUN = re.compile(r"[A-Z](?:[&-]| (?=[a-z]{3}))[^\W\d_]{2,}|[^\W\d_]+")
-"""A word, or what counts as one: M&Ms, T-shirts, C batteries."""
+"""A word, or a name that counts as one: M&Ms, T-shirts, C batteries."""
 _POWER = re.compile(r"\s*(?:\^\s*\{?\s*([23])\s*\}?|(?<=[a-z])([23])\Z)")
 _TAIL = re.compile(
     r"(?P<glued>\s*(?:\^\\circ\s*[CF]?|[€£¥₹¢]|\\\$))\Z"
@@ -245,11 +245,11 @@ _TAIL = re.compile(
 _PRODUCT = re.compile(
     r"(?<=[\d})])\s+(U(?:(?:\s*(?:/|\\cdot|\*)\s*|\s+)\(?U\)?)+)\Z".replace("U", r"[A-Za-z]+(?:\s*\^\s*\{?-?\d\}?)?")
 )
-"""Units multiplied and divided: N m^2/kg^2."""
+"""Units multiplied and divided, e.g. N m^2/kg^2."""
 
 
 def unit_of(phrase: str) -> str | None:
-    """Returns the name of the unit that a phrase is, "" for other words that count or weigh; None if it is neither."""
+    """Returns the name of a unit, "" for another counted noun (e.g. "apples"), or None for other text."""
     phrase = phrase.strip().rstrip(".")
     power = ""
     if m := _POWER.search(phrase):
@@ -280,14 +280,14 @@ def unit_of(phrase: str) -> str | None:
 
 
 def size_of(unit: str) -> tuple[str, Fraction]:
-    """Returns the unit in which a unit is measured, and its size in it: ("m2", 1/10000) for "cm2"."""
+    """Returns the base unit and the size in it, e.g. ("m2", 1/10000) for "cm2"."""
     name, power = (unit[:-1], unit[-1]) if unit[-1:] in ("2", "3") else (unit, "")
     base, size = _SIZE_OF.get(name, (name, Fraction(1)))
     return base + power, size ** int(power or 1)
 
 
 def _summed(text: str) -> Number | None:
-    """Returns a quantity in several units in the last of them: 1 hour 30 minutes is 90 minutes."""
+    """Adds up a quantity given in several units, in the smallest: 1 hour 30 minutes is 90 minutes."""
     text = re.sub(r"\A\\\$\s*(\d+)(?=\D)", r"\1 dollars", text)
     if not _SEVERAL.fullmatch(text):
         return None
@@ -300,7 +300,7 @@ def _summed(text: str) -> Number | None:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """Returns a normal form without its unit or currency, and the unit's name ("" for none, or one without a name)."""
+    """Returns the normal form without its unit or currency, and the unit name ("" if absent or unknown)."""
     unit = ""
     if m := re.match(
         r"([-+]?)\s*(US\s?\\?\$|\\\$|[€£¥₹]|(?:USD|EUR|GBP|INR|JPY|Rs\.?)(?=\s*[\d.]))\s*(?=[-+]?[\d.\\(])", text
@@ -331,7 +331,7 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def _last_value(text: str) -> int:
-    """Returns the place behind the last digit, bracket or pi that is no exponent's, from which words may be a unit."""
+    """Returns the position after the last digit, bracket or pi outside an exponent; a unit may start there."""
     at = last = max(0, len(text) - 80)
     for m in re.finditer(r"\\pi(?![a-zA-Z])|\\sqrt|\^\s*\{?\s*-?[123]\s*\}?\s*\Z|[\d)\]}]", text[at:]):
         power = m[0].startswith("^") and re.search(r"[a-zA-Z]\s*\Z", text[: at + m.start()])
@@ -342,7 +342,6 @@ def _last_value(text: str) -> int:
 
 
 def clash(left: str, right: str) -> bool:
-    """Returns whether two units are known and differ."""
     degrees = "deg" in (left, right) and left[:3] == right[:3]
     return bool(left and right and left != right and not degrees)
 
@@ -354,7 +353,7 @@ NUMBER = re.compile(
     rf"([+-]?)\s?(?=\.?\d)(\d{{1,3}}(?:{_GROUP}\d{{3}})+(?!\d)|\d{{1,2}}(?:,\d{{2}})+,\d{{3}}(?!\d)|\d*)"
     r"((?:\.\d*)?(?:[eE][+-]?\d{1,3})?)"
 )
-"""A sign, whole digits and the rest of a plain number."""
+"""A plain number: sign, integer digits, rest."""
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "lakh": 5, "crore": 7}
 _SCALE = re.compile(r"\s+(hundred|thousand|million|billion|trillion|lakh|crore|dozen)s?(?=\s|\Z)", re.IGNORECASE)
 _FILLER = re.compile(
@@ -403,7 +402,7 @@ _SEVERAL = re.compile(rf"{_QUANTITY.pattern}(?:\s*,?\s*(?:and\s+)?{_QUANTITY.pat
 
 
 class Number(NamedTuple):
-    """An everyday number: its value, whether it is a decimal (and so perhaps rounded), and what follows it."""
+    """An everyday number: exact value, whether it is a decimal (maybe rounded), whether in percent, and its unit."""
 
     value: Fraction
     rounded: bool
@@ -413,7 +412,7 @@ class Number(NamedTuple):
 
 @functools.lru_cache(1 << 15)
 def number_of(answer: str | float) -> Number | None:
-    """Returns the number that an answer is, None for other answers and for exponents of four digits."""
+    """Parses an answer as a number; None for other answers and for exponents with four digits."""
     if not isinstance(answer, str):
         finite = isinstance(answer, int) or math.isfinite(answer)
         return Number(Fraction(answer), isinstance(answer, float), False, "") if finite else None
@@ -461,7 +460,7 @@ def number_of(answer: str | float) -> Number | None:
 
 
 def _ungrouped(m: re.Match[str]) -> str:
-    """Returns a plain number (`NUMBER`) without the marks between its thousands."""
+    """Removes the thousands separators of a plain number (`NUMBER`)."""
     return m[1] + re.sub(r"\D", "", m[2]) + m[3]
 
 
@@ -500,7 +499,7 @@ def _repeating(sign: str, whole: str, fixed: str, cycle: str) -> Fraction:
 
 
 def _in_words(text: str) -> tuple[Fraction, bool] | None:
-    """Returns the value of a number in English words."""
+    """Returns the value of a number in English words, e.g. "two thirds", and whether it is a decimal."""
     words = re.split(r"[\s-]+(?:and\s+)?", text.lower().removeprefix("minus ").removeprefix("negative "))
     sign = -1 if text.lower().startswith(("minus ", "negative ")) else 1
     part = words[-1].rstrip("s")
@@ -529,10 +528,10 @@ def _in_words(text: str) -> tuple[Fraction, bool] | None:
 
 
 def canonical_answer(answer: Any) -> str | float | None:
-    r"""Returns a form that is equal for equal answers; None if there is no answer.
+    r"""Returns a hashable form such that equal forms mean equal answers; None if there is no answer.
 
-    Numbers, and strings that are plainly numbers ("1,000", "1\,000", "$18.0", "18 dollars", "€18"), are equal by value;
-    other strings by their text without outer space. None, a blank string and NaN are no answer.
+    Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") compare by value, other
+    strings by their stripped text. None, a blank string and NaN count as no answer.
     """
     if answer is None or isinstance(answer, float) and math.isnan(answer):
         return None

@@ -1,4 +1,4 @@
-"""Finds formulas and numbers in prose: where one begins and ends, and what of the words beside it changes it."""
+"""Finds formulas and numbers in prose, with the adjacent words that change their value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from jprm.methods.answers.forms import CHANGES
 
 LONGEST = 2000
-"""Characters of a statement that are read."""
+"""Maximum characters read from one statement."""
 
 MATH = re.compile(
     r"\$\$.{1,1500}?\$\$|(?<!\\)\$(?:[^$\n\\]|\\.){1,600}\$|\\\(.{1,600}?\\\)|\\\[.{1,1500}?\\\]", re.DOTALL
@@ -18,7 +18,7 @@ _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e
 
 
 def is_money(inside: str) -> bool:
-    """Returns whether what is between two dollar signs shows that they are of sums of money: between $5 and $7."""
+    """Returns whether the text between two dollar signs is prose, so the signs mean money, e.g. "$5 and $7"."""
     if not inside[:1].isdigit():
         return False
     bare = re.sub(r"\\(?:text\w*|mbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+", "", inside)
@@ -74,7 +74,7 @@ _AND = re.compile(r"\s*(?:,\s*)?(?:and|or)\s+(?=[$\\\d(\[+\-−√π½]|[a-zA-Z]
 
 
 def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
-    """Returns the first number, formula or words of a text, their kind, and where they end."""
+    """Returns the first number, formula or words, their kind, and the position where they end."""
     at = m.end() if (m := _FILLER.match(text)) else 0
     choice = re.match(
         r"\(?([A-J])\s*[).:]+\s+(?=\S)|\(([A-Ja-j])\)(?=\W|\Z)|([A-J])(?=[\s]*(?:[.,;!:]\s|[.,;!]?\Z|\n|-\s|–|\s\(\d+\)))",
@@ -129,11 +129,11 @@ _EXPLAINED = re.compile(
     r"|these|it|we|i|here|note|other|explanation|reason\w*|in\s+this|my|therefore|so|if|when|to)\b",
     re.IGNORECASE,
 )
-"""What begins an explanation behind the letter of a choice, and no text of it."""
+"""Text after a choice letter that starts an explanation instead of repeating the choice."""
 
 
 def _stop(text: str, at: int, pattern: re.Pattern[str]) -> int:
-    """Returns where a pattern of ends matches first, but for the full stop of an abbreviation; else the text's end."""
+    """Returns the first match of `pattern` that is not an abbreviation's full stop, else the length of the text."""
     stop = pattern.search(text, at)
     while stop and stop[0].startswith(".") and _ABBREVIATED.search(text, max(0, stop.start() - 8), stop.start()):
         stop = pattern.search(text, stop.end())
@@ -141,7 +141,7 @@ def _stop(text: str, at: int, pattern: re.Pattern[str]) -> int:
 
 
 def _first_value(text: str, start: int, end: int) -> int | None:
-    """Returns where the first number or formula with a digit, command or dollars begins."""
+    """Returns the start of the first number, or formula with a digit, command or dollar sign."""
     for m in re.finditer(r"[$\\]|(?<![\w.])[-+−]?(?:[.]?\d|\\(?=[a-z]))|[√π∞½¼¾]", text[start:end]):
         at = start + m.start()
         if _end_of_formula(text, at) > at:
@@ -173,13 +173,13 @@ _OF_THINGS = re.compile(r"&[A-Za-z]|[-‑][A-Za-z]{2,}|(?<=[A-Z]) [a-z]{3,}")
 _PRIME = re.compile(r"(?<=[A-Za-z'])'(?!s\b|\s|\Z)")
 _BREAKS = set(r"\boxed \fbox \implies \therefore \because \blacksquare \square \Box \qed \checkmark".split())
 _OPERATORS = set(r"\cdot \times \le \ge \leq \geq \to \quad \qquad \right \in \cup \cap \pm".split())
-"""Commands with which no formula ends."""
+"""Commands that cannot end a formula."""
 
 
 def _end_of_formula(text: str, at: int, *, lists: bool = True) -> int:
-    """Returns where the formula that begins at a place ends; the place itself if there is none.
+    """Returns the end of the formula that begins at `at`, or `at` if no formula begins there.
 
-    `lists`: whether "1, 2 and 3" is one formula. A list with a word behind it is none: of "1, 2 apples" it is 1.
+    lists: if True, "1, 2 and 3" is one formula. A list followed by a word is not: "1, 2 apples" gives 1.
     """
     end, depth, last, solid, first = at, [], at, False, 0
     while end < len(text) and (token := _TOKEN.match(text, end)):
@@ -262,7 +262,7 @@ _THINGS = re.compile(r"\s+(?!(?:and|or|in|as|respectively|are|is|for)\b)[a-z]{3,
 
 
 def _is_item_after(text: str, at: int) -> bool:
-    """Returns whether what follows "and" or "or" is a formula, and no number of other things."""
+    """Returns whether a formula follows "and" or "or", and not a count of other things."""
     end = _end_of_formula(text, at, lists=False) if at < len(text) else at
     return end > at and not re.match(
         r"\s+(?!(?:or|and|respectively|as|in|is|are|for)\b)[a-z]{2,}\s+[a-z]{2,}", text[end:]
@@ -270,7 +270,7 @@ def _is_item_after(text: str, at: int) -> bool:
 
 
 def _is_symbol(text: str, token: re.Match[str], solid: bool, inside: bool) -> bool:
-    """Returns whether letters are part of a formula."""
+    """Returns whether a letter token is part of a formula."""
     word, at, end = token[0], token.start(), token.end()
     if not word.isascii():
         return word in "πθαβγδλμφωσρτεΔΩ"
@@ -298,7 +298,7 @@ _CLOSE = re.compile(r"[)\]]")
 
 
 def _is_formula(text: str, at: int) -> bool:
-    """Returns whether a bracket opens a formula, and no remark."""
+    """Returns whether the bracket at `at` opens a formula and not a remark in words."""
     close = _CLOSE.search(text, at + 1, at + 300)
     end = close.start() if close else min(len(text), at + 300)
     inside = re.sub(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+", "", text[at + 1 : end])
@@ -312,7 +312,7 @@ _SHORT = set("or in is as so we to at by mm cm km kg".split())  # words that no 
 
 
 def _continues(text: str, at: int, equations: bool) -> bool:
-    """Returns whether a list of formulas, or of equations, goes on behind a comma. "Solving for x, x = 2" has none."""
+    """Returns whether a list of formulas or equations continues after a comma. "Solving for x, x = 2" does not."""
     rest = text[at:].lstrip(" ")
     if not equations and re.match(r"[A-Za-z]\s*=", rest):
         return False
@@ -337,7 +337,7 @@ _IDLE = re.compile(r"(?:[,;:=+*/|~&'\"]|(?<!\.\.)\.|(?<=.)[-–—])\Z", re.DOTA
 
 
 def _tidy(text: str) -> str:
-    """Returns an answer without the dollars around formulas and the signs at its ends that state nothing."""
+    """Strips the dollars around formulas, and leading and trailing signs that carry no value."""
     text = re.sub(r"\\[()]", "", re.sub(r"(?<!\\)\$", "", text.strip()))
     if not text.startswith("\\begin"):
         text = re.sub(r"^\\\[|\\\]$", "", text.strip())
@@ -352,7 +352,7 @@ def _tidy(text: str) -> str:
 
 
 class Value(NamedTuple):
-    """A number or formula of a line: where it begins and ends, and what it says (of an equation its last side)."""
+    """A number or formula in a line, with its position; `text` is the last side of an equation."""
 
     start: int
     end: int
@@ -369,7 +369,6 @@ _NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+
 
 
 def values(line: str) -> list[Value]:
-    """Returns the numbers and formulas of a line of prose, in order."""
     label = LABEL.match(line)
     found: list[Value] = []
     at = first = label.end() if label else 0
@@ -393,7 +392,7 @@ def values(line: str) -> list[Value]:
 
 
 def formula_at(text: str, at: int) -> str:
-    """Returns the number or formula that begins at a place, behind white space; "" if there is none."""
+    """Returns the number or formula that begins at `at` after spaces, or ""."""
     while at < len(text) and text[at] == " ":
         at += 1
     end = _end_of_formula(text, at)
@@ -401,7 +400,9 @@ def formula_at(text: str, at: int) -> str:
 
 
 def last_side(formula: str) -> str:
-    """Returns the last side of an equation of numbers or of words, `\\text{Total} = 3 + 4 = 7`; else the formula."""
+    r"""Returns the last side of an equation of numbers or words, e.g. 7 for `\text{Total} = 3 + 4 = 7`; other formulas
+    are returned whole.
+    """
     first, *_, last = formula.split("=") if "=" in formula else (formula, "")
     names = set(re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", _NAME_IN_WORDS.sub("", _TIMES.sub("*", first))))
     chain = formula.count("=") > 1 and not _SEVERAL.search(formula)

@@ -1,11 +1,11 @@
-"""What math-verify says of two answers, checked where it can be.
+"""Compares answers with math-verify in a worker process, and double-checks its verdict on numbers.
 
-`math-verify` parses and compares in a worker process that is killed when an answer takes too long. Its own time limit
-is a SIGALRM, which raises outside the main thread, cancels the caller's alarm and cannot interrupt one long operation
-on integers (9**9**9**9). So it is off, and the worker's time and memory are limited from outside.
+The worker is killed if a comparison takes too long. math-verify's own time limit is a SIGALRM, which raises outside the
+main thread, cancels the caller's alarm and cannot interrupt one long integer operation (9**9**9**9). So it is off, and
+the worker's time and memory are limited from outside.
 
-It takes numbers for equal when their difference rounds to 0 at 6 decimals, and sets the factors of a difference that
-are below 1e-15 to 0. So numbers that it finds equal are compared again here, relative to their size.
+math-verify calls two numbers equal if their difference rounds to 0 at 6 decimals, and treats factors below 1e-15 as 0.
+So numbers that it calls equal are compared again here, relative to their size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from jprm.methods.worker import Worker, serve
 
 ROUNDED = 2e-6
-"""Relative difference of numbers of which one may be rounded: 0.333333 is 1/3."""
+"""Relative tolerance if one of two numbers may be rounded, e.g. 0.333333 and 1/3."""
 
 _DIGITS = 120  # to which exact numbers are compared
 
@@ -27,7 +27,7 @@ _worker = Worker("jprm.methods.answers.library")
 
 
 def compare(truth: str, answer: str, limit_s: float) -> bool | None:
-    """Returns whether two answers in LaTeX are equal; None if one does not parse or there was no time."""
+    """Returns whether two LaTeX answers are equal; None if either does not parse or time ran out."""
     return _worker.ask([truth, answer], limit_s)
 
 
@@ -58,7 +58,7 @@ def _prepare() -> Callable[[Any], Any]:
 
 
 def _with_imaginary(parsed: Any) -> Any:
-    """Returns what was parsed, an expression with its symbol i as the imaginary unit."""
+    """Replaces the symbol i by the imaginary unit in a parsed expression."""
     import sympy
 
     if not isinstance(parsed, sympy.Expr) or not (at := [(s, sympy.I) for s in parsed.free_symbols if str(s) == "i"]):
@@ -67,7 +67,7 @@ def _with_imaginary(parsed: Any) -> Any:
 
 
 def _members(parsed: Any) -> list[Any] | None:
-    """Returns an expression, or the members of a tuple, set or interval; None for others."""
+    """Returns the members of a tuple, set or interval, or [the expression]; None for other objects."""
     import sympy
 
     members: list[Any] = [parsed]
@@ -79,7 +79,7 @@ def _members(parsed: Any) -> list[Any] | None:
 
 
 def _numbers(parsed: Any) -> list[complex] | None:
-    """Returns the numbers of an answer, each symbol as a fixed number that depends on its name; None without any."""
+    """Evaluates an answer with a fixed value per symbol; None if a member is not a finite number."""
     import sympy
 
     members = _members(parsed)
@@ -93,7 +93,7 @@ def _numbers(parsed: Any) -> list[complex] | None:
 
 
 def _apart(left: list[Any], right: list[Any], absolute: Any, relative: Any) -> bool:
-    """Returns whether a number of one answer is near none of the other's."""
+    """Returns whether some number of either answer has no close number in the other."""
     return any(
         all(abs(x - y) > absolute + relative * max(abs(x), abs(y)) for y in others)
         for numbers, others in ((left, right), (right, left))
@@ -102,7 +102,7 @@ def _apart(left: list[Any], right: list[Any], absolute: Any, relative: Any) -> b
 
 
 def _differ(truth: Any, answer: Any) -> bool:
-    """Returns whether the numbers of two answers that the library finds equal differ, relative to their size."""
+    """Returns whether answers that math-verify calls equal differ numerically, relative to their size."""
     import sympy
 
     left, right = _members(truth), _members(answer)

@@ -1,4 +1,4 @@
-"""The text of a chain as prose: without thoughts, tokens, HTML and Markdown, but with what was in bold."""
+"""Strips thoughts, special tokens, HTML and Markdown from a model's text, and remembers the bold spans."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ Span = tuple[int, int]
 
 
 def any_of(phrases: str) -> str:
-    """Returns the pattern of one of several phrases, "out of, in": any white space between their words."""
+    """Builds a regex that matches any phrase of a comma-separated list, e.g. "out of, in", with any white space."""
     return "(?:" + "|".join(r"\s+".join(phrase.split()) for phrase in phrases.split(",")) + ")"
 
 
 class Prose(NamedTuple):
-    """A text without Markdown, and the spans of it that were in bold."""
+    """A text without Markdown, and its bold spans."""
 
     text: str
     bold: tuple[Span, ...] = ()
 
     def since(self, start: int) -> Prose:
-        """Returns the text from a place on."""
         return Prose(self.text[start:], tuple((max(a - start, 0), b - start) for a, b in self.bold if b > start))
 
 
 class Mark(NamedTuple):
-    """What a mark says: where it is, its answer ("" if it was cut off), and whether it is surely an answer."""
+    """A candidate answer and its position; "" if the text was cut off. `sure`: it is certainly meant as the answer."""
 
     at: int
     answer: str
@@ -58,18 +57,18 @@ _EMPHASIS = re.compile(
     r"|(?<![\w)}\]$\\])_{1,3}(?=[^\W_]|[$\\(*`])|(?<=[^\W_]|[$)}.:!*`])_{1,3}(?![\w{\\(])"
     r"|`+|~~[^~\n]{0,100}~~|=="
 )
-"""A box outside dollars keeps its subscripts: an underscore is emphasis at the edge of a word only."""
+"""An underscore is emphasis only at a word edge, so boxes outside dollars keep their subscripts."""
 _WIDE = re.compile(r"[^\S\n]{3,}|\n{3,}")
 
 
 def end_of_thoughts(text: str) -> int:
-    """Returns where the thoughts of a text end; 0 where it has none, or nothing else."""
+    """Returns the end of the thoughts; 0 if there are no thoughts or no text follows them."""
     end = max((mark.end() for mark in _THOUGHTS.finditer(text)), default=0)
     return end if text[end:].strip() else 0
 
 
 def prose_of(text: str) -> Prose:
-    """Returns the text without tokens, HTML and Markdown's emphasis, which stays inside formulas."""
+    """Removes tokens, HTML and Markdown emphasis; formulas keep theirs."""
     text = _WIDE.sub(lambda gap: gap[0][:2], text)
     # \b and \f of a string that was not escaped
     text = text.replace("\x08oxed", "\\boxed").replace("\x0crac", "\\frac")
@@ -103,7 +102,7 @@ def _is_of_money(math: str) -> bool:
 
 
 def _in_bold(text: str, stars: list[int]) -> tuple[Span, ...]:
-    """Returns the spans between pairs of stars: of each line the first and second, the third and fourth."""
+    """Pairs the bold marks of each line in order: first with second, third with fourth."""
     spans: list[Span] = []
     opened = None
     for at in stars:

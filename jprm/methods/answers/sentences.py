@@ -1,12 +1,12 @@
-r"""Reads sentences: which of its numbers a sentence states, and which it only mentions.
+"""Finds the number that a sentence states, among those it only mentions.
 
-"So she needs to babysit 5 times to have enough eggs to make 15 flans" states 5. Of the values of a sentence, in order:
+"So she needs to babysit 5 times to have enough eggs to make 15 flans" states 5. The rules, in order:
 
-1. Only those in bold count, if there are any, and none that the sentence sets aside: in brackets, behind "compared to",
-   in a condition ("when $x = 3$"), or a bare name (`n`, `ABC`) beside a number.
-2. The result of the text's last equation that is among them is stated: the working before the sentence leads there.
-3. Else, without the introduction ("After 15 days, Ryan has 25 flowers"), the value behind a verb of being ("the total
-   cost of 10 gallons is $28"), else the first one.
+1. If some values are bold, only these count. Values that the sentence sets aside do not: in brackets, after "compared
+to", in a condition ("when $x = 3$"), or a bare name (`n`, `ABC`) beside a number.
+2. If the result of the text's last equation is among them, it is the stated value: the working leads there.
+3. Otherwise skip the introduction ("After 15 days, Ryan has 25 flowers") and take the value after a verb of being ("the
+total cost of 10 gallons is $28"), or else the first value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e
 
 
 def sentences(text: str, start: int, end: int) -> list[Span]:
-    """Returns where the sentences of a line begin and end."""
     out = []
     for stop in _FULL_STOP.finditer(text, start, end):
         if not _ABBREVIATED.search(text, max(start, stop.start() - 8), stop.start()):
@@ -35,9 +34,9 @@ def sentences(text: str, start: int, end: int) -> list[Span]:
 
 
 def conclusion(prose: Prose) -> Mark | None:
-    """Returns the answer of a text without marks: of its last sentence with a number or formula, or in words.
+    """Returns the answer of a text without marks: from its last sentence with a number or formula, or in words.
 
-    Words are one that a last sentence concludes ("Therefore, after 90 degrees she is facing **east**.").
+    Words count only if the last sentence concludes with them ("Therefore, after 90 degrees she is facing **east**.").
     """
     prose = prose.since(max(0, len(prose.text) - 4 * LONGEST))
     prose = prose._replace(text=MATH.sub(lambda m: m[0].replace("\n", " "), prose.text))
@@ -58,7 +57,7 @@ def conclusion(prose: Prose) -> Mark | None:
 
 
 def stated_value(prose: Prose, sentence: Span) -> str | None:
-    """Returns which of its values a sentence states, see above; None if it has none."""
+    """Returns the value that a sentence states (see the module docstring), or None if it has no values."""
     start, end = sentence
     text = prose.text[:end]
     found = [Value(v.start + start, v.end + start, v.text) for v in values(text[start:])]
@@ -98,7 +97,7 @@ _NAME = re.compile(
 
 
 def _not_aside(text: str, start: int, found: Sequence[Value]) -> list[Value]:
-    """Returns the values that a sentence does not set aside; all of them if it sets all aside."""
+    """Drops the values that a sentence sets aside; returns all of them if every one is set aside."""
     tests = (
         lambda v: not _NAME.fullmatch(v.text),
         lambda v: not text.count("(", start, v.start) - text.count(")", start, v.start) > 0 or text[v.start] == "(",
@@ -119,7 +118,7 @@ _AGAIN = re.compile(
     r"|\d[\d.,%]*(?:\s+\w+)?,?\s+or(?:\s+(?:about|just))?)\s+[\\($]*\Z",
     re.IGNORECASE,
 )
-"""What stands before a value that says the one before it again: "0.25 dollars, which is 25 cents"."""
+"""Words before a value that restates the previous one: "0.25 dollars, which is 25 cents"."""
 
 
 # ---- Words.
@@ -137,7 +136,7 @@ _NO_ANSWER = re.compile(
 
 
 def _words(prose: Prose, sentence: Span) -> str | None:
-    """Returns the words that a conclusion without numbers in its main clause ends with, or that stand in bold in it."""
+    """Returns the final or bold words of a conclusion whose main clause has no numbers."""
     start, end = sentence
     text = prose.text[:end]
     if not _THEREFORE.match(text, start):
@@ -161,11 +160,11 @@ _EQUALS = re.compile(r"(?<![<>=!≠:\\])=(?![=>])|≈|\\approx(?![a-zA-Z])|\\Rig
 _UNSOLVED = re.compile(
     r"(?:(?<![a-zA-Z\d])[a-zA-Z]|(?<=\d)[a-fi-kn-rt-z])(?:_\{?\w+\}?)?\s*[-+*/^]|[-+*/^]\s*[a-zA-Z](?![a-zA-Z])"
 )
-"""A side of an equation that is not its result: x + y = 5."""
+"""A left side that shows the equation is not a result, e.g. x + y = 5."""
 
 
 def _results(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the signs of equality of a text, from the last, and the values behind them."""
+    """Yields (position of an equals sign, value after it), last first."""
     for sign in reversed([*_EQUALS.finditer(text)][-_EQUATIONS:]):
         formula = formula_at(text, sign.end())
         before = re.split(r"[=≈\n$(\[,:]|\\approx", text[max(0, sign.start() - 80) : sign.start()])[-1]
@@ -174,7 +173,7 @@ def _results(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _equal(text: str, result: str) -> bool:
-    """Returns whether a value is the result of an equation, by value or by text."""
+    """Returns whether `text` equals the result of an equation, by value or as text."""
     value, other = number_of(text), number_of(_GLUED.sub(r"\1", result))
     if value and other:
         return value.value == other.value
@@ -226,11 +225,11 @@ _GIVEN = re.compile(
     rf"\b{any_of('the, these, those, all, both, each, every, per')}\s+(?:(?:first|last|other)\s+)?{_AT_VALUE}",
     re.IGNORECASE,
 )
-"""What stands before a number that is known already: the 5 people."""
+"""Words before a number that is already known, e.g. "the 5 people"."""
 
 
 def _main_clause(text: str, start: int) -> int:
-    """Returns where the main clause of a sentence begins, behind "Therefore, after 3 days,"."""
+    """Returns the start of the main clause, after e.g. "Therefore, after 3 days,"."""
     while start < len(text) and text[start].isspace():
         start += 1
     if lead := _THEREFORE.match(text, start):
@@ -280,7 +279,7 @@ def is_clause(text: str) -> bool:
 
 
 def last_statement(text: str, at: int) -> Span:
-    """Returns the sentence behind a mark that concludes: the last one of its line with "therefore", else the first."""
+    """Returns the last sentence of the line that begins with "therefore" and has a value, else the first sentence."""
     end = text.find("\n", at)
     spans = sentences(text, at, min(len(text) if end < 0 else end, at + LONGEST))
     return next(

@@ -1,8 +1,8 @@
-r"""Reads statements of the answer: "the answer is 72", "72 is the answer", and what stands under a heading "Answer".
+"""Reads stated answers: "the answer is 72", "72 is the answer", and the text under a heading "Answer".
 
-What follows a mark is an item (a number, formula, letter or words at once) or a sentence, which `sentences` reads: "The
-answer is that the 5 people brought in **14 records**". "Answer" and "results" are also verbs: "the questions that Mark
-can answer in 6 hours", "the division results in a whole number".
+A mark is followed by an item (a number, formula, letter or words) or by a sentence, which `sentences` reads: "The
+answer is that the 5 people brought in **14 records**". "Answer" and "results" may also be verbs: "the questions that
+Mark can answer in 6 hours", "the division results in a whole number".
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ DENIED = re.compile(
     r"|[^.?\n]{1,60}(?:\?\s*(?:no|nope|not|wait)\b|\s(?:is|was)\s+(?:wrong|incorrect|false)\b))",
     re.IGNORECASE,
 )
-"""A statement of what is not the answer."""
+"""A statement that denies an answer."""
 _ADJECTIVES = re.compile(
     r"(?:correct|positive|negative|unique|clear|obvious|reasonable|simpl\w+|express\w+|given|an?|in|as"
     r"|right|wrong|unclear|not|ambiguous|consistent|rounded|already|found|the|just|that|this|required"
@@ -83,14 +83,14 @@ _VERB = re.compile(
     r"\b(?:can|could|will|would|may|might|must|shall|should|to|not|we|they|you|i|he|she|who|did|does|do|also|[a-z]+ly"
     r"|(?!(?:this|its|his|us|thus|yes|class|plus|is|was|as)\b)[a-z]{2,}(?<!')s|(?<=[a-z,] )[A-Z][a-z]+)\s+\Z"
 )
-"""What stands before "answer" as a verb: "questions Mark can answer", "the tests that students answer"."""
+"""Words that make "answer" a verb: "questions Mark can answer", "the tests that students answer"."""
 
 
 _STEP = re.compile(r"^[A-Z]\d{1,3}:", re.MULTILINE)  # A3: of answers to subquestions; only the last one's counts
 
 
 def statements(prose: Prose) -> list[Mark]:
-    """Returns what a text says the answer, the result or the solution is."""
+    """Returns the answers that a text states as its answer, result or solution."""
     text, out = prose.text, []
     steps = [m.start() for m in _STEP.finditer(text)]
     for kind, pattern in (("result", _RESULT), ("phrase", _PHRASE), ("abroad", _ABROAD)):
@@ -126,9 +126,10 @@ _LATER_IS = re.compile(r"(?:(?<=\s)|(?<=[,)$]\s))(?:is|are|equals|was|will\s+be)
 
 
 def _said(prose: Prose, mark: re.Match[str], colon: bool, weak: bool) -> tuple[str, bool] | None:
-    """Returns what a mark states: behind its verb, or behind the last one of its sentence.
+    """Returns (answer, sure) stated after a mark: after its own verb, or after the last verb in the sentence.
 
-    "The result when 12 is increased by 11 is 23". Words ("the result is positive") count only in the last sentence.
+    E.g. "The result when 12 is increased by 11 is 23". Words ("the result is positive") count only in the last
+    sentence.
     """
     text, at = prose.text, mark.end()
     stated = _stated(prose, at, mark[0], colon)
@@ -154,7 +155,7 @@ _OWN_MARK = re.compile(
 
 
 def _stated(prose: Prose, at: int, mark: str, colon: bool) -> tuple[str, bool] | None:
-    """Returns the answer at a place behind a mark and whether it is surely one; None if there is none."""
+    """Returns (answer, sure) at position `at` after a mark, or None."""
     rest = prose.text[at : at + LONGEST]
     if m := re.match(r"[\s:*\"']*(?:\n\s*)+", rest):  # on the next line
         if not colon and not re.match(r"\s*\n+\s*(?:\$|\\\[|\\\(|\\begin)", rest):
@@ -186,12 +187,12 @@ def _stated(prose: Prose, at: int, mark: str, colon: bool) -> tuple[str, bool] |
 
 
 _OPERATES = re.compile(r"\s+[a-zA-Z][a-zA-Z ]*[-+*/×÷]\s*[\d$(][^\n=]*=")
-"""What stands behind the first number of an equation with words: 6 cards / 12 cards = 0.5."""
+"""Text after the first number of an equation with words, e.g. 6 cards / 12 cards = 0.5."""
 _LEFT = re.compile(
     r"[^\d.\n]*?\b(?:is|be|leaving|leaves|choose|pick|select|with|option|choice|think|believe|say)\s+(?:the\s+)?"
     r"(?:option\s+|choice\s+)?(\(?[A-J]\)?)\s*[.!]?\s*\Z"
 )
-"""A letter at the end of a sentence: "I think it is C", "rules out C, leaving D"."""
+"""A choice letter at the end of a sentence: "I think it is C", "rules out C, leaving D"."""
 
 
 # ---- Headings.
@@ -210,7 +211,7 @@ _TITLES = re.compile(
 
 
 def headings(prose: Prose) -> list[Mark]:
-    """Returns what stands behind `####` and under a heading "Answer"."""
+    """Returns the answers after `####` and under a heading "Answer"."""
     text, out = prose.text, []
     for mark in list(_HASHES.finditer(text))[-_MARKS:]:
         line, _, after = text[mark.end() : mark.end() + LONGEST].partition("\n")
