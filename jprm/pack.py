@@ -92,7 +92,7 @@ class Packed:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A tree that fits in a row, or such a part of a tree."""
+    """A tree, or a part of one, that fits in a row."""
 
     index: int  # of its tree, in the packed sequence
     tree: TokenTree

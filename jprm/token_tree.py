@@ -27,7 +27,7 @@ WRITTEN_MESSAGES = "jprm.methods.messages.tokens:written_messages"
 """Tokenises a message tree; imported on first use."""
 
 REFERENCE = "reference"
-"""The extra that `jprm label reference` writes: the reference model's log-probability of the steps so far."""
+"""The extra written by `jprm label reference`: the reference model's log-probability of the steps so far."""
 
 
 BEGIN = "begin"
@@ -159,7 +159,7 @@ def token_tree(
             and so is a 0 if the outcome is known (Monte Carlo samples no rollouts from such a node).
 
     Raises ValueError for a step without tokens; `token` with a layout whose chains have no end; slots per token with
-    extras; extras that are not numbers or that no node has; negative weights.
+    extras; extras that are missing or not numbers; negative weights.
     """
     if supervise not in get_args(Supervise):
         raise ValueError(f"supervise is {supervise!r}; use one of {', '.join(get_args(Supervise))}")

@@ -71,7 +71,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the tokens that are not text, e.g. <|im_end|>."""
+        """Ids of non-text tokens, e.g. <|im_end|>."""
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -341,7 +341,7 @@ def chat_of(folder: Path) -> ChatTemplate | None:
 def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate | None:
     """Returns a chat template from its form in files, a text or several by name, or None.
 
-    Raises ValueError for another type, a template that is too long, or an invalid date.
+    Raises ValueError for another type, a template too long, or an invalid date.
     """
     if template in (None, "", [], {}):
         return None

@@ -45,9 +45,9 @@ NONE: Mapping[str, Any] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Node:
-    """One step, or a message that is context. A parent must come before its children.
+    """One step, or a context message. A parent must come before its children.
 
-    An assistant turn that is cut into steps is several nodes; all but the first have `continues`.
+    An assistant turn cut into steps is several nodes; all but the first have `continues`.
     """
 
     parent: int  # an index into the tree's nodes, -1 for the problem
@@ -114,7 +114,7 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
 
     A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys are in
     that node's `extra`. A pool without steps is a tree without nodes if `empty_samples` counts its samples. `record_of`
-    is the exact inverse: known keys without content (a null, labels that are all null, the default semantics) stay in
+    is the exact inverse: known keys without content (a null, all-null labels, the default semantics) stay in
     `extra`. Values of unknown keys are shared, not copied.
 
     Raises RecordError, naming `where`, the field, the reason and the fix.
@@ -307,7 +307,7 @@ def in_order_of(record: Any, value: Any) -> Any:
 
 
 def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops the extra keys of a chain or pool that would change the meaning of a tree record."""
+    """Drops extra keys of a chain or pool that would change the meaning of a tree record."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
 
 

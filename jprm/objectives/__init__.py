@@ -596,7 +596,7 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
 
     Args:
         name: a registered name, `module:NAME`, or `FILE.py:NAME`; NAME is a function or a dataclass with `__call__`.
-        options: hyperparameters that replace the objective's defaults.
+        options: hyperparameters instead of the objective's defaults.
         workdir: the run's folder. Its copy of FILE.py is read if FILE.py is gone.
 
     Raises ValueError if there is none, if FILE.py differs from the run's copy, or for unknown options.

@@ -125,7 +125,7 @@ def chain_scores(
     """Returns (score, key) of N chains of step scores.
 
     `score` is as in `by_every_rule`, with a sum of log-odds as a probability. `key` is as in `rank_keys`. Rules that
-    multiply probabilities use `Scale.weights`. Both are NaN if a chain has no steps or a score that is not finite.
+    multiply probabilities use `Scale.weights`. Both are NaN if a chain has no steps or a non-finite score.
 
     Raises ValueError for a score outside [0, 1] if the rule multiplies probabilities.
     """

@@ -38,7 +38,7 @@ from jprm.tokenizer import Layout
 from jprm.tree import ReasoningTree, above_of, as_written, chain_tree, scored, tree_of
 
 CHUNK = 64
-"""Records that `score_many` packs together; progress and resumption work in these units."""
+"""Records packed together by `score_many`; progress and resumption work in these units."""
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
@@ -177,9 +177,9 @@ class PRM:
         (['id', 'problem', 'scores', 'steps'], 1)
 
         Raises:
-          RecordError: a record that is not valid.
+          RecordError: an invalid record.
           ValueError: a chain too long for the model; at once, if `records` is one record or a file name.
-          FloatingPointError: a score that is not finite.
+          FloatingPointError: a non-finite score.
         """
         if isinstance(records, str | os.PathLike | Mapping):
             raise ValueError("score_many takes records, [{...}, ...]. To read a file, use jprm.tree.read_records(FILE)")

@@ -133,7 +133,7 @@ class Log:
     ) -> None:
         """Adds a step's sums; writes a line at every `log_every`-th step, or now with `close`.
 
-        Every checkpoint must close a line, because sums are not saved; a run that was stopped then logs the same lines.
+        Every checkpoint must close a line, because sums are not saved; a stopped run then logs the same lines.
         `more` is added to the line, by a loop with its own batches, which may have steps without labels.
         """
         metrics = jax.tree.map(np.asarray, metrics)
@@ -228,7 +228,7 @@ Status = Literal["finished", "stopped", "failed"]
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """The information about a run that a tracker receives.
+    """A tracker's information about its run.
 
     config: JSON with "experiment" (its configuration) and "versions" (of the libraries, and jprm's git commit).
     step: the step from which training continues. A tracker may have seen later steps, which are logged again.
@@ -319,7 +319,7 @@ class Goodput:
 
     Other seconds are `spent` by class: starting (loading and restoring), compiling (a start's first step), input
     (waiting for rows while the devices are idle), saving and validating. The remainder is lost: stops, queues, and
-    steps that are repeated after a kill. The sums are saved with the checkpoint.
+    repeated steps after a kill. The sums are saved with the checkpoint.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class Goodput:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The arguments that restore this object."""
+        """The arguments to restore this object."""
         return {"began": self.began, "productive": self.productive, "spent": self.spent}
 
     def fractions(self) -> dict[str, float]:

@@ -330,7 +330,7 @@ class LiveTrees:
 
         Raises:
           ValueError: an unknown or released parent, a step without tokens, or a chain longer than the model's context.
-          FloatingPointError: a score that is not finite.
+          FloatingPointError: a non-finite score.
         """
         for parent in parents:
             if parent not in self._nodes or not self._nodes[parent].live:

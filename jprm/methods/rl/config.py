@@ -51,9 +51,9 @@ METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """Penalties of an update, and conditions that end a run.
+    """Penalties of an update, and conditions to end a run.
 
-    floor: the reward of a chain that is blank or was cut off; below 0 it counts under every credit.
+    floor: the reward of a blank or cut-off chain; below 0 it counts under every credit.
     gaming: end the run, and restore the best checkpoint, if the PRM's score is above the best checkpoint's and fewer
         answers are correct. An evaluation raises the suspicion, and fresh samples of both policies decide: at most 5 %
         of runs without a loss are ended (`jprm.methods.rl.progress.fresh_test`).
@@ -254,7 +254,7 @@ class RLExperiment:
             raise ValueError(f"guards.kl_budget={self.guards.kl_budget} needs reference=true")
 
     def _check_sampling_hosts(self) -> None:
-        """Raises ValueError for settings that do not fit hosts that only sample."""
+        """Raises ValueError for settings that do not fit sampling hosts."""
         reason = ""
         if self.sampling_hosts < 0:
             reason = "must not be below 0"

@@ -55,7 +55,7 @@ A baseline over the other samples does not depend on the sample; the mean over a
 
 
 def checked(reward_G: Float[Array, " G"], name: str) -> None:
-    """Raises ValueError for an unknown name, a reward that is not finite, or a group of one, which has no baseline."""
+    """Raises ValueError for an unknown name, a non-finite reward, or a group of one, which has no baseline."""
     if name not in ADVANTAGES:
         raise ValueError(f"advantage={name!r} is not one of {', '.join(ADVANTAGES)}")
     if not np.isfinite(reward_G).all():
@@ -236,7 +236,7 @@ def gigpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, confi
     """A_j = norm(sum_k r_k) + w norm(C_j | equal states) (Feng et al. 2025, GiGPO).
 
     Rewards are the steps' scores, and the verifier's at the end. C_j is the reward to go, compared among all segments
-    of the group that begin in the same state; a state that occurs once gives 0.
+    of the group that begin in the same state; a state with one occurrence gives 0.
     """
     reward_GP1 = [np.append(score_P, reward) for score_P, reward in zip(score_GP, reward_G, strict=True)]
     total_G = normalised(np.array([reward_P1.sum() for reward_P1 in reward_GP1]), config.advantage)

@@ -201,7 +201,7 @@ class Probes:
 class RemoteSampler(Sampler):
     """A `Sampler` whose draws and parameters are on servers. Its samples are not reproducible bit for bit.
 
-    `failures` are the reasons why servers were left out, `drawn_here` counts samples that this process drew.
+    `failures` are the reasons why servers were left out, `drawn_here` counts samples drawn by this process.
 
     Raises ValueError if a server serves other parameters than the pushed ones, and ConnectionError if no server answers
     at first.

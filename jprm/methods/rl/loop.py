@@ -75,7 +75,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
 
 
 def learn(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Does the work of `train` in the processes that learn."""
+    """Does the work of `train` in the learning processes."""
     workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
     multihost.first(claim_rl, workdir, config)
     with (

@@ -109,7 +109,7 @@ def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> di
     samples are independent of the suspicion, so by the union bound this sum bounds the false alarms of a run.
 
     Args:
-        best, now: evaluations on the same problems, with samples that were not used for any choice.
+        best, now: evaluations on the same problems, with samples not used for any choice.
         earlier: the number of earlier tests in the run.
     """
     level = FALSE_ALARMS / ((earlier + 1) * (earlier + 2))

@@ -46,7 +46,7 @@ def check(config: RLExperiment) -> None:
 def verdicts_of_rollouts(
     groups: Sequence[Group], policy: Policy, verifier: Verifier, config: RefreshConfig
 ) -> list[list[list[float | None]]]:
-    """Returns, by problem, sample and step, the fraction of the policy's completions that the verifier accepts.
+    """Returns, by problem, sample and step, the fraction of accepted completions by the policy.
 
     The last step has the chain's own reward. Samples beyond the first `chains` of a problem have no verdicts.
     """

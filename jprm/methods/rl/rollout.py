@@ -77,7 +77,7 @@ class Group:
 
     @property
     def correct_G(self) -> Float[np.ndarray, " G"]:
-        """The verifier's reward, 0 for chains that are blank or cut off."""
+        """The verifier's reward, 0 for blank or cut-off chains."""
         return np.maximum(self.reward_G, 0.0)
 
 
@@ -131,7 +131,7 @@ def judged(
 ) -> list[Group]:  # fmt: skip
     """Returns the groups with the verifier's rewards and the PRM's scores; raises like `Verifier.rewards`.
 
-    Episodes have the environment's rewards. Episodes that it lost are left out, or with `keep_lost` get the floor. Each
+    Episodes have the environment's rewards. Lost episodes are left out, or with `keep_lost` get the floor. Each
     process judges a part of the problems, and returns all groups.
     """
     if drawn and drawn[0] and drawn[0][0].episode is not None:

@@ -1,9 +1,9 @@
-"""Samples: the tokens that a policy sampled, and groups of samples as token trees.
+"""Samples: a policy's sampled tokens, and groups of samples as token trees.
 
 Text is only for graders and reward models. A text can tokenise to other tokens than the sampled ones, so training on
 retokenised text would ascribe to the policy tokens that it never sampled.
 
-In an environment a sample is an episode: turns that the policy sampled, and the environment's answers between them.
+In an environment a sample is an episode: the policy's turns, and the environment's answers between them.
 
 A group of samples is one tree, so that common prefixes are computed once. Samples through one token share its
 probability ratio r. So two numbers per token represent any group exactly, the sums U and D of its samples' positive and
@@ -84,7 +84,7 @@ class Rollout:
 
     @property
     def sampled_T(self) -> Bool[np.ndarray, " T"]:
-        """Marks the tokens that the policy sampled."""
+        """Marks the policy's sampled tokens."""
         sampled_T = np.ones(len(self.ids), bool)
         for start, stop in self.observed:
             sampled_T[start:stop] = False
@@ -268,7 +268,7 @@ def sample_episodes(
     policy: Any, world: World, layout: TurnLayout, limits: EpisodeLimits, records: Sequence[Mapping[str, Any]],
     n: int, *, seed: int, update: int,
 ) -> list[list[Rollout]]:  # fmt: skip
-    """Returns n episodes of each record, like `sample`, including episodes that the environment lost."""
+    """Returns n episodes of each record, like `sample`, including episodes lost by the environment."""
     policy = check_exact(policy)
 
     def draw(part: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:

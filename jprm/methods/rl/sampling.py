@@ -170,7 +170,7 @@ class Samples(Protocol):
 
     @property
     def policy(self) -> Sampler:
-        """The policy that samples."""
+        """The sampling policy."""
         ...
 
     def adopt(self, prm: PRM) -> None:

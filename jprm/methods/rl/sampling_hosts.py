@@ -49,7 +49,7 @@ DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": 
 
 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the processes of the job that learn, and the ones that only sample.
+    """Returns the processes of the job that learn, and the sampling ones.
 
     Raises ValueError if none is left to learn.
     """

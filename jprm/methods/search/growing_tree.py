@@ -132,7 +132,7 @@ class GrowingTree:
         return draw
 
     def affordable(self, until: str) -> float:
-        """Returns the number of samples that the budget still allows, by the mean length so far (first: one token)."""
+        """Returns the number of samples still within the budget, by the mean length so far (first: one token)."""
         total, count = self._tokens[until]
         if self.budget is None:
             return math.inf

@@ -256,7 +256,7 @@ def _judged(tree: GrowingTree, kind: str, drawn: list[int]) -> list[ReadCritique
 
 
 def _sample(tree: GrowingTree, draw: Draw, scores, answers: Answers) -> dict[str, Any]:
-    """Returns a draw as a pool sample. A chain that was cut off has no answer and is not correct."""
+    """Returns a draw as a pool sample. A cut-off chain has no answer and is not correct."""
     path = tree.path(draw.end)
     unknown = tree.problem.answer is None and tree.finished_by is None
     whole, cut_off = draw.sample.finish_reason == "stop", (None, None if unknown else False)
@@ -311,10 +311,10 @@ _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "ove
 
 
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:
-    """Returns the threshold on the chosen chain's score. Searches that chose nothing are left out.
+    """Returns the threshold on the chosen chain's score. Searches without a choice are left out.
 
     Raises ValueError for a record that is not a search result, repeats a problem, has a choice of unknown correctness,
-    or has a score that is not a probability.
+    or has a score outside [0, 1].
     """
     scores, right, seen = [], [], set()
     for i, record in enumerate(records, start=1):

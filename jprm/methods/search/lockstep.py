@@ -48,7 +48,7 @@ class SearchConfig:
       budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length so
           far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
       seed: number of the first sample of a prefix.
-      at_once: problems that advance together.
+      at_once: problems to advance together.
     """
 
     method: Method
@@ -85,7 +85,7 @@ def search(
 ) -> Iterator[tuple[int, GrowingTree]]:
     """Yields (index, finished search) of every problem, in order of completion.
 
-    A sample that fails is counted in its tree, and the search continues.
+    A failed sample is counted in its tree, and the search continues.
 
     Raises PolicyError if every sample of a round failed, so that the policy seems down. But if it has answered before,
     and at most half (or one) of the problems that started together are left, the failures count as theirs: a prefix may
@@ -117,7 +117,7 @@ def search(
 
 
 def _advance(running: list[_Running], resume: Callable[[_Running], list[Ask]]) -> list[_Running]:
-    """Collects the next requests of every method. Returns the searches that ended, with `tree.ended` set."""
+    """Collects the next requests of every method. Returns the finished searches, with `tree.ended` set."""
     for run in running:
         try:
             run.asks = resume(run)
@@ -134,7 +134,7 @@ def _advance(running: list[_Running], resume: Callable[[_Running], list[Ask]]) -
 
 
 def _within_budget(tree: GrowingTree, asks: list[Ask]) -> tuple[list[Ask], bool]:
-    """Drops the samples that the budget does not allow; returns the requests, and whether any were dropped."""
+    """Drops samples beyond the budget; returns the requests, and whether any were dropped."""
     share, kept = 1.0, []
     for ask in asks:
         all_of_it = tree.affordable(ask.until)
@@ -240,7 +240,7 @@ class LiveScorer(Protocol):
 
 
 def live_scorer(prm: Any) -> LiveScorer:
-    """Returns the fastest scorer that fits: `LiveTrees` computes every token once; models that it refuses, rubrics
+    """Returns the fastest scorer that fits: `LiveTrees` computes every token once; refused models, rubrics
     and fused verifiers (by their sources for prefixes) get a `Rescorer`, judges a `LiveJudge`."""
     from jprm.methods.decoding.cache import LiveTrees
 

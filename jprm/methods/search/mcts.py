@@ -133,7 +133,7 @@ class _State:
 
 
 def _rollout_value(tree: GrowingTree, rule: str, drawn: list[Draw]) -> float:
-    """Returns the mean score of the completions; one that was cut off or has no score counts as 0."""
+    """Returns the mean score of the completions; a cut-off one, or one without a score, counts as 0."""
     value_D, _ = tree.chain_scores([draw.end for draw in drawn], rule)
     for i, draw in enumerate(drawn):
         if draw.sample.finish_reason != "stop" or math.isnan(value_D[i]):

@@ -29,7 +29,7 @@ class Particles:
         --particles 8 --output particles.jsonl
 
     Attributes:
-      particles: Chains that are followed.
+      particles: Chains to follow.
       temperature: Of the odds: large ones resample evenly, small ones keep the best.
       max_steps: Rounds, at most.
     """

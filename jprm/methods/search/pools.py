@@ -206,7 +206,7 @@ class _Seen:
         self._tell(max(self.counts["tokens"], self.before + tokens))
 
     def sample(self, count: int = 1) -> None:
-        """Counts samples that have ended."""
+        """Counts finished samples."""
         self.ended += count
         self.bar.add(count)
 

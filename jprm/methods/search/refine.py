@@ -18,7 +18,7 @@ from jprm.score.scale import OF_CHAINS
 class Refine:
     r"""Iterative refinement: resample a chain from its weakest step on, and keep the new one if it scores higher.
 
-    A finished chain beats one that was cut off, whatever their scores.
+    A finished chain beats a cut-off one, whatever their scores.
 
     For example:
       jprm search refine --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
