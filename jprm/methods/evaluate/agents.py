@@ -1,48 +1,49 @@
-"""Turns of agents: scores against ternary labels, first bad turns and outcomes, beside trivial baselines.
+"""Agent turns: scores against ternary labels, first bad turns and outcomes, compared with trivial baselines.
 
-A label is -1 (a bad turn), 0 (neutral) or 1 (good); of a correctness or a value, below 0.5 is bad and all else good. A
-score becomes a class by two thresholds: bad below the lower one, good from the upper one on, neutral in between. They
-are fitted on the files of `calibrate`; without such files both are the model's own threshold, and no turn is neutral.
+A label is -1 (bad turn), 0 (neutral) or 1 (good). For semantics correctness or value, a label below 0.5 is bad and any
+other good. Two thresholds turn a score into a class: bad below the lower one, good from the upper one on, neutral in
+between. They are fitted on the files of `calibrate`; without such files both are the model's own threshold, so no turn
+is neutral.
 
 `step_accuracy` and `first_bad_turn` are the two figures of AgentProcessBench (Fan et al. 2026, arXiv 2603.14465, and
-its `eval/compare.py`): the fraction of all labelled turns whose class is right, and the fraction of trajectories whose
-first turn of class -1 is the labelled one, or that have none in both.
+its `eval/compare.py`): the fraction of labelled turns with the right class, and the fraction of trajectories with the
+right first turn of class -1 (or correctly without one).
 
-Baselines are scores too. Their thresholds have the highest step accuracy on the very data they are judged on, which
-favours them:
+Baselines are scores too. Their thresholds maximise step accuracy on the evaluated data itself, which favours them:
 
     all good         every turn is good
     position         late turns are bad
     last             the last turn of a trajectory is bad
     length           long turns are bad
-    repeats          a turn is bad that calls a tool as an earlier turn of its trajectory did
-    errors           turns are bad by the fraction of tools' answers before them that say "error"
-    text features    a regression on all of these but `last`, fitted to the labels of other problems
+    repeats          a turn is bad if it repeats a tool call of an earlier turn
+    errors           turns are bad in proportion to the fraction of earlier tool results that contain "error"
+    text features    a regression on all of these except `last`, fitted to the labels of other problems
 
-`trials` are of trajectories whose outcome is 1 (solved) or 0. Trials of one task share their `problem`. With c of a
-task's n trials solved, pass^k is the probability that k different trials are all solved, C(c, k) / C(n, k), and pass@k
-that one of them is, 1 - C(n - c, k) / C(n, k): means over tasks, each by its unbiased estimate (Yao et al. 2024, arXiv
-2406.12045, and Chen et al. 2021, arXiv 2107.03374). A choice takes the trial with the highest key, at equal keys one of
-those at random. Keys of a score are its lowest, mean and last value on a trial. Trivial keys need no model:
+`trials` covers trajectories with an outcome of 1 (solved) or 0. Trials of one task share their `problem`. If c of a
+task's n trials are solved, pass^k is the probability that k different trials are all solved, C(c, k) / C(n, k), and
+pass@k the probability that at least one is, 1 - C(n - c, k) / C(n, k). Both are means over tasks of unbiased estimates
+(Yao et al. 2024, arXiv 2406.12045, and Chen et al. 2021, arXiv 2107.03374). A choice takes the trial with the highest
+key; ties are broken at random. The keys of a model are its lowest, mean and last score in a trial. Trivial keys need no
+model:
 
-    any              a trial at random, whose expectation is pass^1
+    any              a random trial; its expectation is pass^1
     fewest turns     and `most turns`
-    shortest         the fewest characters that the agent wrote, calls included
-    fewest errors    the lowest fraction of tools' answers that say "error"
-    fewest repeats   the fewest calls that repeat an earlier one
+    shortest         the fewest characters written by the agent, including calls
+    fewest errors    the lowest fraction of tool results that contain "error"
+    fewest repeats   the fewest repeated calls
 
-`first_bad` is of trajectories that have a labelled bad turn: which turn, and which agent, is to blame. A prediction
-names one turn. It is right within k where it is at most k turns from the first labelled one; `agent` is whether the
-turn that it names is of the agent to blame, which is the record's `mistake_agent`, else the `name` of the labelled
-turn. Names are compared without what stands in parentheses after them ("Orchestrator (thought)") and without case.
-Predictions of scores are the `lowest`, the turn of the lowest score, the first of equals, and `below`, the first turn
-below the threshold, else the lowest; and without a model the `first`, `second` and `last` turn, the `longest`, and
-`any` turn at random, whose figures are expectations. `any agent` is the chance of an agent at random among those of the
-trajectory. Who&When is of Zhang et al. 2025, arXiv 2505.00212.
+`first_bad` covers trajectories with a labelled bad turn: which turn, and which agent, is to blame. A prediction names
+one turn. It is right within k if it is at most k turns from the first labelled one; `agent` is true if its turn belongs
+to the agent to blame (`mistake_agent` of the record, or else the `name` of the labelled turn). Names are compared
+without case and without a parenthesised suffix, e.g. "Orchestrator (thought)". Predictions from scores are `lowest`,
+the first turn with the lowest score, and `below`, the first turn below the threshold, or else the lowest. Predictions
+without a model are the `first`, `second`, `last` and `longest` turn, and `any`, the expectation over random turns. `any
+agent` is the probability that a random agent of the trajectory is the one to blame. Who&When is by Zhang et al. 2025,
+arXiv 2505.00212.
 
-`interventions` are what a critic costs that stops the agent at turns of low scores (`interventions.py`).
+`interventions` is the cost of a critic that stops the agent at low-scoring turns (`interventions.py`).
 
-Trials and first bad turns need no model, and have figures of a model where there are scores.
+Trials and first bad turns are reported without a model too; if there are scores, the model's figures are added.
 """
 
 from __future__ import annotations
@@ -72,17 +73,17 @@ from jprm.tree import Node, ReasoningTree, chains_of, tree_of
 
 CLASSES = (-1, 0, 1)
 CANDIDATES = 32
-"""Thresholds that are tried: quantiles of the scores."""
+"""Thresholds to try: quantiles of the scores."""
 
 OF_TRIAL = {"lowest": np.min, "mean": np.mean, "last": lambda score_T: score_T[-1]}
-"""How the scores of a trial's turns become one key."""
+"""Reductions of the turn scores in a trial to one key."""
 
 WITHIN = (0, 1, 3, 5)
-"""Distances in turns at which a predicted turn counts as right."""
+"""Distances, in turns, within which a predicted turn counts as right."""
 
 
 class Features(NamedTuple):
-    """What the turns of one trajectory show without a model: an entry a turn."""
+    """Model-free features of the turns in one trajectory, one entry per turn."""
 
     texts: list[str]  # a turn's calls as JSON, or its text where it calls nothing
     characters: list[int]  # of its text and its calls
@@ -91,7 +92,7 @@ class Features(NamedTuple):
 
 
 def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
-    """Returns the features of a path's turns. `chain` has its steps' nodes."""
+    """Computes the features of the turns in `chain`, a list of step nodes."""
     texts, characters, repeats, errors = [], [], [], []
     answers, wrong, at = 0, 0, -1
     for i in chain:
@@ -112,7 +113,7 @@ def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
 
 
 class AgentRun(NamedTuple):
-    """A trajectory, of which a tree may have several."""
+    """One trajectory; a tree may hold several."""
 
     tree: ReasoningTree
     turns: list[Node]
@@ -133,7 +134,7 @@ def _shown(rows: Mapping[str, Mapping[str, Draws]]) -> dict[str, dict[str, Any]]
 
 
 def _best(drawn: Mapping[str, Draws]) -> str:
-    """Returns the name of the highest value, the first of equals."""
+    """Returns the name of the highest value; the first if tied."""
     return max(drawn, key=lambda name: np.nan_to_num(drawn[name].value, nan=-1))
 
 
@@ -141,7 +142,7 @@ def _best(drawn: Mapping[str, Draws]) -> str:
 
 
 class LabelledTurns(NamedTuple):
-    """The M labelled turns of K trajectories. A turn that trajectories of one tree share is there for each."""
+    """The M labelled turns of K trajectories. A turn that trajectories share is repeated for each."""
 
     problem_M: Sequence[str]
     path_M: Int[np.ndarray, " M"]  # its trajectory
@@ -156,7 +157,7 @@ class LabelledTurns(NamedTuple):
 
 
 def turns_of(trees: Sequence[ReasoningTree]) -> LabelledTurns:
-    """Returns labelled turns as arrays. Raises ScoreError for a turn without a score, and where no turn has a label."""
+    """Collects labelled turns as arrays. Raises ScoreError if a turn has no score, or no turn has a label."""
     turns, ends, rows = [], [], []
     for tree, nodes, of_turns, where in runs_of(trees):
         score_T = np.array([node.score for node in nodes], float)
@@ -202,7 +203,7 @@ def classes_at(score_M: Float[np.ndarray, " M"], low: float, high: float) -> Int
 
 
 def best_thresholds(score_M: Float[np.ndarray, " M"], class_M: Int[np.ndarray, " M"]) -> tuple[float, float]:
-    """Returns the thresholds, of quantiles of the scores, with the highest accuracy; the lowest of equals."""
+    """Returns the pair of score quantiles with the highest accuracy; the lowest if tied."""
     cuts = np.unique(np.quantile(score_M, np.linspace(0, 1, CANDIDATES)))
     cuts = np.append(cuts, np.nextafter(cuts[-1], np.inf))
     pairs = [(low, high) for i, low in enumerate(cuts) for high in cuts[i:]]
@@ -212,7 +213,7 @@ def best_thresholds(score_M: Float[np.ndarray, " M"], class_M: Int[np.ndarray, "
 
 
 def first_bad(turns: LabelledTurns, class_M: Int[np.ndarray, " M"]) -> Int[np.ndarray, " K"]:
-    """Returns the place of each trajectory's first turn of class -1; -1 where none is."""
+    """Returns the index of each trajectory's first turn of class -1, or -1."""
     none = np.iinfo(int).max
     first_K = np.full(len(turns.problem_K), none)
     np.minimum.at(first_K, turns.path_M[class_M == -1], turns.place_M[class_M == -1])
@@ -247,7 +248,7 @@ def _turns_report(
 def _figures(
     turns: LabelledTurns, score_M: np.ndarray, thresholds: tuple[float, float], labelled_K: np.ndarray
 ) -> dict:
-    """Returns (statistic of weights, groups) of each figure of a score."""
+    """Returns {figure: (statistic of weights, bootstrap groups)} for one score."""
     class_M, wanted_M = classes_at(score_M, *thresholds), turns.class_M
     hit_K = (first_bad(turns, class_M) == first_bad(turns, wanted_M))[labelled_K]
     problem_K = list(itertools.compress(turns.problem_K, labelled_K))
@@ -262,7 +263,7 @@ def _figures(
 
 
 def _outcomes(turns: LabelledTurns, seed: int) -> dict[str, Any]:
-    """Returns how often a solved trajectory scores above one that is not, by the lowest and by the last score."""
+    """Returns the AUROC of solved over unsolved trajectories, by the lowest and by the last score."""
     known_K = np.isfinite(turns.outcome_K)
     problems = list(itertools.compress(turns.problem_K, known_K))
     right_K = turns.outcome_K[known_K] == 1
@@ -276,7 +277,7 @@ def _outcomes(turns: LabelledTurns, seed: int) -> dict[str, Any]:
 
 
 def _calibration(turns: LabelledTurns, seed: int) -> list[dict[str, Any]]:
-    """Returns the mean score and the fraction of turns that are not bad, by place: turns 1, 2, 3 to 4, 5 to 8, ..."""
+    """Returns the mean score and the fraction not bad, by turn number: 1, 2, 3 to 4, 5 to 8, ..."""
     rows, begin = [], 0
     while begin <= turns.place_M.max():
         end = 2 * begin if begin > 1 else begin + 1
@@ -297,7 +298,7 @@ def _calibration(turns: LabelledTurns, seed: int) -> list[dict[str, Any]]:
 
 
 class Trials(NamedTuple):
-    """K trials, of which each has an outcome, and the keys by which a choice may order them."""
+    """K trials with an outcome, and the keys that may rank them."""
 
     task_K: Int[np.ndarray, " K"]
     solved_K: Float[np.ndarray, " K"]
@@ -306,7 +307,7 @@ class Trials(NamedTuple):
 
 
 def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
-    """Returns the trials of trajectories, or of trees of them, that have an outcome of 0 or 1."""
+    """Returns the trials with an outcome of 0 or 1."""
     tasks, solved, scores, trivial = [], [], [], []
     for tree, nodes, of_turns, _ in runs_of(trees):
         if (correct := nodes[-1].correct) is None:
@@ -325,26 +326,27 @@ def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
 
 
 def pass_hat(solved_T: Float[np.ndarray, " T"], k: int) -> float:
-    """Returns the probability that k different ones of T trials are all solved."""
+    """Returns the probability that k random different trials are all solved."""
     return math.comb(int(solved_T.sum()), k) / math.comb(len(solved_T), k)
 
 
 def pass_at(solved_T: Float[np.ndarray, " T"], k: int) -> float:
-    """Returns the probability that one of k different trials is solved."""
+    """Returns the probability that at least one of k random different trials is solved."""
     return 1 - math.comb(int((1 - solved_T).sum()), k) / math.comb(len(solved_T), k)
 
 
 def chosen(key_T: Float[np.ndarray, " T"], solved_T: Float[np.ndarray, " T"]) -> float:
-    """Returns the probability that the trial of the highest key is solved, one of the highest at random."""
+    """Returns the probability that the trial with the highest key is solved; ties are broken at random."""
     return float(solved_T[key_T == key_T.max()].mean())
 
 
 def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
-    """Returns pass^k and pass@k, and how often the chosen trial is solved, with 95 % intervals over tasks.
+    """Returns pass^k, pass@k and the success rate of the chosen trial, with 95 % intervals over tasks.
 
-    k goes up to the fewest trials that a task has. A task with a single trial is left out and counted as `n_single`.
-    `ahead` is each key of the scores less the best trivial one, on the same resamples of tasks. If the trials of every
-    task have one outcome, nothing is chosen: these are empty. {} if no task has two trials with outcomes.
+    k goes up to the smallest number of trials per task. Tasks with a single trial are left out and counted as
+    `n_single`. `ahead` is each key of the scores minus the best trivial key, on the same resamples of tasks. If all
+    trials of every task have the same outcome, no choice matters and these entries are empty. Returns {} if no task has
+    two trials with outcomes.
     """
     trials = trials_of(trees)
     all_tasks = [np.flatnonzero(trials.task_K == task) for task in range(int(trials.task_K.max(initial=-1)) + 1)]
@@ -393,12 +395,12 @@ class Failed(NamedTuple):
 
 
 def agent_of(name: str) -> str:
-    """Returns an agent's name as names are compared: without what stands in parentheses, without case."""
+    """Normalises an agent's name for comparison: lower case, without a parenthesised suffix."""
     return re.sub(r"\s*\(.*\)\s*$", "", name).strip().casefold()
 
 
 def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
-    """Returns the trajectories that have a labelled bad turn: -1 as a rating, else below 0.5."""
+    """Returns the trajectories with a labelled bad turn: a negative rating, or another label below 0.5."""
     failed = []
     for tree, nodes, of_turns, _ in runs_of(trees):
         bound = 0 if tree.semantics == "rating" else 0.5
@@ -415,9 +417,9 @@ def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
 
 
 def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
-    """Returns the figures of every prediction with 95 % intervals over tasks; {} where no turn is labelled bad.
+    """Returns the figures of every prediction with 95 % intervals over tasks; {} if no turn is labelled bad.
 
-    `ahead` is each figure of the scores less the best trivial prediction's of that figure, on the same resamples.
+    `ahead` is each figure of the scores minus the best trivial prediction for that figure, on the same resamples.
     """
     failed = failed_of(trees)
     if not failed:
@@ -466,7 +468,7 @@ def _below(run: Failed, threshold: float) -> int:
 
 
 def _certain(run: Failed, place: int) -> list[float]:
-    """Returns the figures of a prediction: right within each distance, and the right agent."""
+    """Returns the figures of one predicted turn: right within each distance, and right agent."""
     return [float(abs(place - run.place) <= k) for k in WITHIN] + [float(run.agents[place] == run.to_blame)]
 
 
@@ -483,11 +485,11 @@ def agents_report(
 ) -> dict[str, Any]:
     """Returns the figures of trajectories, each with a 95 % interval over problems.
 
-    `trials` and `first_bad` are there where outcomes and bad turns are. The other figures are of turns that have both
-    labels and scores: `baselines` has those of trivial scores, and `ahead` the model's less the best baseline's of each
-    figure, paired on the same resamples.
+    `trials` and `first_bad` are present if there are outcomes and bad turns. The other figures need turns with both
+    labels and scores: `baselines` has the trivial scores, and `ahead` the model minus the best baseline per figure,
+    paired on the same resamples.
 
-    Raises ScoreError where some turns have a score and others none, and where there is nothing to judge by.
+    Raises ScoreError if only some turns have a score, or there is nothing to evaluate.
     """
     nodes = [node for tree in trees for node in tree.nodes if node.is_step]
     scored, labelled = (any(getattr(node, key) is not None for node in nodes) for key in ("score", "label"))
@@ -515,7 +517,7 @@ def _turns_of_runs(trees: Sequence[ReasoningTree]) -> list[RunOfTurns]:
 
 
 def run(options: Agents) -> Report:
-    """Returns the command's report; without a model, of the scores that the files hold, or of none."""
+    """Returns the report of the command; without a model, uses the scores in the files, if any."""
     if options.model is not None:
         return figures(load_and_score(BENCHMARK, options)[1])
     files = by_name([*options.data, *options.calibrate])
@@ -530,7 +532,7 @@ def run(options: Agents) -> Report:
 
 
 def _trees_of(path: PathLike, on_error: str, unread: list[str]) -> list[ReasoningTree]:
-    """Returns a file's trees; of a file with scores, those with a score for every turn."""
+    """Reads a file's trees; if the file has scores, only trees with a score for every turn."""
     read, source = [], source_of(BENCHMARK, path)
     for key, record in source.reader.read(path, **source.options):
         read.append((f"{path}:{key.partition('.')[0]}", tree_of(record)))
@@ -609,7 +611,7 @@ def _tables_of_interventions(reports: Mapping[str, Mapping[str, Any]]) -> Iterat
 
 
 def _tables_of_trials(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
-    """Yields the tables of the `trials` of one or several models' reports, by name; pass^k is only of the data."""
+    """Yields the tables of `trials`, by model; pass^k depends on the data only."""
     first = next(iter(reports.values()))
     title = f"Trials: {first['n_trials']} of {first['n_tasks']} tasks"
     title += f"; {first['n_single']} tasks with a single trial left out" * bool(first["n_single"])
@@ -628,7 +630,7 @@ def _tables_of_trials(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Tabl
 
 
 def _tables_of_first_bad(reports: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
-    """Yields the tables of the `first_bad` of one or several models' reports, by name."""
+    """Yields the tables of `first_bad`, by model."""
     first = next(iter(reports.values()))
     heads = ["right turn" if figure == "step" else figure.replace("_", " ") for figure in first["figures"]]
 

@@ -1,7 +1,8 @@
-"""`Benchmark`: everything that the library knows of one evaluation.
+"""`Benchmark`: the complete description of one evaluation.
 
-A benchmark is one file that makes one record, and one line of `BENCHMARKS` in `benchmarks.py`. The command line,
-suites, the terminal, the page of `jprm report`, comparisons of models and model cards iterate that registry.
+To add a benchmark, write one file that builds a `Benchmark`, and add a line to `BENCHMARKS` in `benchmarks.py`. The
+command line, suites, terminal tables, the page of `jprm report`, model comparisons and model cards iterate that
+registry.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from jprm.tree import ReasoningTree
 File = Annotated[Path, arg(metavar="FILE")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Data = Annotated[tuple[Path, ...], arg(name="input", metavar="FILE ...")]
-"""The files that are evaluated on: `--input` of a command."""
+"""The files to evaluate: `--input` of a command."""
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
 Reference = Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")]
 Neutral = Literal["positive", "negative", "drop"]
 TooLong = Literal["error", "skip"]
 Report = dict[str, Any]
 Scores = Mapping[str, Sequence[ReasoningTree]]
-"""Scored trees by the name of their file."""
+"""Scored trees by file name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """Options that every evaluation takes."""
+    """Options of every evaluation."""
 
     to: Annotated[Path | None, arg(name="output", metavar="OUT.json", help_behavior_hint="")] = None
-    """Where to write the report; scores are kept beside it. Without it the tables are printed, and nothing is kept."""
+    """Report file; scores are kept beside it. If omitted, the tables are printed and no file is kept."""
     limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Only the first N records of each file, to try a command. With --output, OUT.firstN/ gets a copy of them."""
 
@@ -46,11 +47,11 @@ class ScoringOptions(CommandOptions):
     """Options of an evaluation that may score files first."""
 
     on_error: Literal["stop", "skip"] = "stop"
-    """Stop at a record with a chain that is longer than the model reads, or leave such records out and count them."""
+    """If a chain is longer than the model reads: stop, or skip the record and count it."""
 
     @property
     def too_long(self) -> TooLong:
-        """What becomes of a record that is longer than the model reads, as suites call it."""
+        """`on_error` in the terms of suites: "error" or "skip"."""
         return "skip" if self.on_error == "skip" else "error"
 
 
@@ -61,16 +62,16 @@ class ModelOptions(ScoringOptions):
     model: Annotated[str, arg(metavar="DIR")]
     """The folder of a trained model, also in a bucket."""
     adapter: Adapter = None
-    """How to read a published model whose files do not show it: a name, a JSON file, module:NAME or FILE.py:NAME."""
+    """Adapter of a published model that cannot be detected: a name, a JSON file, module:NAME or FILE.py:NAME."""
     reference: Reference = None
     """A smaller language model: scores are log ratios to it, as in `jprm score`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What figures are computed from: scored trees by file, and the settings that they depend on.
+    """The input of `Benchmark.figures`: scored trees by file, and settings.
 
-    `too_long` counts the records of each file that were left out because the model takes no chain so long.
+    `too_long` counts, per file, the records left out because a chain is longer than the model reads.
     """
 
     data: Scores
@@ -82,56 +83,54 @@ class Request:
 
     @property
     def trees(self) -> list[ReasoningTree]:
-        """The records of all files of `data`."""
+        """All records of `data`."""
         return [tree for trees in self.data.values() for tree in trees]
 
     @property
     def left_out(self) -> int:
-        """Records of `data` that are left out because a chain is too long."""
+        """The number of records in `data` left out because a chain is too long."""
         return sum(self.too_long.get(name, 0) for name in self.data)
 
 
 def scale_of(results: Results) -> Scale:
-    """Returns what the scores of the model in a suite's results mean."""
+    """Returns the score scale of the model in a suite's results."""
     return Scale(**(results["model"].get("scale") or {}))
 
 
 Scorer = Callable[[Sequence[Mapping[str, Any]], str], Sequence[ReasoningTree]]
-"""(records, name) -> their trees with a model's scores, which are stored in a file of that name beside the others."""
+"""(records, name) -> scored trees. The scores are stored in a file of that name beside the others."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """One evaluation. What is left out does not apply to it.
+    """One evaluation. Optional parts that do not apply are left at their defaults.
 
     Attributes:
-      name: its key in suites and results; `jprm eval` writes `-` for `_`.
-      title: its heading on the page.
-      options: frozen dataclass of its command's options. The docstring is the command's help. The options of jprm's
-        benchmarks are beside them in `options.py`, so that their help imports no array library.
-      tables: the terminal's tables, or lines, of a report. By default every figure that has an interval.
-      run: computes the command's report from the options. By default the files of `data` and `calibrate` are scored
-        with the model, and `figures` computed.
-      figures: its entry in `results.json`. Benchmarks that have it can be a section of a suite.
-      derive: its entry in `results.json`, from the requests and results of the other sections: for a benchmark without
-        files of its own. The scorer is None where no model is loaded.
-      needs: what a suite must give for it: `data`, `calibrate`, `neutral`.
-      context: whether its figures read what stands between the turns of trajectories; without it they see only steps.
-      one_calibration_file: whether `calibrate` is exactly one file.
-      reader: the reader of its files: a name in `jprm.methods.data.readers`, or a `Reader` of its own with the options
-        `reading`. None recognises each file's format.
-      standard: its files as their authors name them, in the folder of the suite `standard`; () where it is not part of
-        that suite.
-      foreseen: sentences on figures that records do not allow, of the records by file and the names of the files of
-        `calibrate`. A suite says them before it scores anything.
-      reports: the command's reports that an entry in `results.json` holds.
-      section: the page's section for one or several models of one suite. By default every figure that has an interval.
-      findings: the findings of one model's results, the one to report first: the page's tiles, lead and verdict.
-      glance: what the page's first screen says before all else: sentences and one table of all models.
-      problem_draws: (what a figure is, `jprm.statistics.Draws` of it over problems) of one model's results and scores,
-        each a fraction in [0, 1], with the seed `results["seed"]`: models of one suite meet the same resamples. Models
-        are compared by these.
-      left_out: (what, count) of records that its figures leave out.
+      name: key in suites and results; `jprm eval` writes `-` for `_`.
+      title: heading on the page.
+      options: frozen dataclass of the command's options; its docstring is the command's help. jprm's own are in
+        `options.py`, so that `--help` imports no array library.
+      tables: a report's tables, or lines, for the terminal. By default every figure with an interval.
+      run: computes the command's report from the options. By default scores the files of `data` and `calibrate` with
+        the model, then calls `figures`.
+      figures: computes the entry in `results.json`. Benchmarks with `figures` can be a section of a suite.
+      derive: computes the entry in `results.json` from the requests and results of other sections, for a benchmark
+        without its own files. The scorer is None if no model is loaded.
+      needs: the inputs that a suite must give: `data`, `calibrate`, `neutral`.
+      context: whether figures read the messages between the turns of trajectories; otherwise they see only steps.
+      one_calibration_file: whether `calibrate` must be exactly one file.
+      reader: reader of its files: a name in `jprm.methods.data.readers`, or a `Reader`, with the options `reading`.
+        None detects the format of each file.
+      standard: file names, as its authors publish them, in the folder of the suite `standard`; () if not in that suite.
+      foreseen: (records by file, names of `calibrate` files) -> sentences on figures that these records do not allow. A
+        suite prints them before scoring.
+      reports: splits an entry of `results.json` into the command's reports.
+      section: the page's section for one or several models of one suite. By default every figure with an interval.
+      findings: findings of one model's results, the most important first: the tiles, lead and verdict of the page.
+      glance: sentences and one table of all models for the top of the page.
+      problem_draws: (results, scores) -> (figure name, `jprm.statistics.Draws` over problems), each a fraction in [0,
+        1], with the seed `results["seed"]`, so that models of one suite share resamples. Used to compare models.
+      left_out: (description, count) of records that its figures leave out.
     """
 
     name: str

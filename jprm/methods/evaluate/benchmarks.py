@@ -1,4 +1,4 @@
-"""The registry of benchmarks, in the order of suites, pages and model cards. A new one is a file and a line here."""
+"""The registry of benchmarks, in the order of suites, pages and model cards. To add one, add a file and a line here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ BENCHMARKS: dict[str, Benchmark | str] = {
     "calibration": "jprm.methods.evaluate.calibration:BENCHMARK",
     "diagnostics": "jprm.methods.evaluate.diagnostics:BENCHMARK",
 }
-"""Records, or `module:NAME` of records: their modules are imported when they are asked for."""
+"""Benchmarks, or `module:NAME` references that are imported on first use."""
 
 
 def registered() -> dict[str, Benchmark]:
-    """Returns the records of all registered benchmarks by name."""
     return {name: find(name) for name in BENCHMARKS}
 
 
 def find(name: str) -> Benchmark:
-    """Returns the benchmark of a name, or the user's own as `module:NAME` or `FILE.py:NAME`."""
+    """Returns a benchmark by name, or the user's own as `module:NAME` or `FILE.py:NAME`."""
     return find_part(name, BENCHMARKS, "benchmark", Benchmark, files=True)

@@ -1,13 +1,14 @@
 """Best of n over pools of samples: the expected accuracy of choosing by score, for every n at once.
 
 Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`), so
-nothing is simulated. As in the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
-takes one of the n places and cannot be chosen. Nor can a sample without steps: pool records count such samples in
-`empty_samples`, since a tree has no place for them.
+nothing is simulated. Like the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
+takes one of the n places but cannot be chosen. The same holds for samples without steps; a tree cannot hold these, so
+pool records count them in `empty_samples`.
 
-A score that depends on the pool's other samples, as a fused verifier's does, was computed from all N: a draw of fewer
-would have other scores. Curves of such scores have n = 1, where nothing is chosen, and the largest n if all pools have
-that size; NaN elsewhere. Trivial baselines that read the pool are computed again, for a draw from each larger pool.
+Some scores depend on the other samples of the pool, e.g. those of a fused verifier. They were computed from all N
+samples and would differ in a smaller draw. Their curves are NaN except at n = 1, where there is no choice, and at the
+largest n if all pools have that size. Trivial baselines that read the pool are recomputed for a draw from each larger
+pool.
 """
 
 from __future__ import annotations
@@ -42,22 +43,25 @@ from jprm.statistics import Difference, group_numbers, interval, jsonable, mean_
 from jprm.tree import Node, ReasoningTree, chains_of, read_trees, steps_only
 
 DRAWN_SAMPLES = 2**23
-"""Samples drawn for votes in all. This gives 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for
-500 pools of 1,860, with a standard error of at most 0.0075 where the choice of problems alone has 0.02."""
+"""The total number of samples drawn for votes.
+
+It allows 8 to 128 random orders of the pools: 128 for 1,319 pools of 19, and 9 for 500 pools of 1,860, with a standard
+error of at most 0.0075; the choice of problems alone has 0.02.
+"""
 
 SHOWN_RULES = ("prod", "min", "last", "mean")
 USES = ("best_of_n", "weighted_vote")
 
 COMPARED = 2**24
-"""Numbers in the columns of differences that are compared at once (128 MB)."""
+"""The most numbers in columns of differences to compare at once (128 MB)."""
 
 
 @functools.lru_cache(maxsize=4)  # of pools of one size, every rule asks for the same
 def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
-    """Returns the probability that the best of n of `size` ranked samples is the one of rank r, for n = 1 .. n_max.
+    """Returns the probability that the best of n out of `size` ranked samples has rank r, for n = 1 .. n_max.
 
-    C(N - r - 1, n - 1) / C(N, n), as n / (N - r) times prod_{i<n} (N - r - i) / (N - i): factors at most 1, so nothing
-    overflows at any size.
+    C(N - r - 1, n - 1) / C(N, n), computed as n / (N - r) times prod_{i<n} (N - r - i) / (N - i). All factors are at
+    most 1, so it cannot overflow.
     """
     rank_N1, drawn_n = np.arange(size)[:, None], np.arange(n_max)
     none_better_Nn = np.cumprod(np.maximum(size - rank_N1 - drawn_n, 0) / (size - drawn_n), axis=1)
@@ -73,10 +77,10 @@ def best_of_n(
 ) -> Float[np.ndarray, "P n"]:
     """Returns the exact expected correctness of the highest key among n of the first `size_P[p]` samples.
 
-    Samples that tie are chosen with equal probability, so each counts as the mean correctness of its tie group. The
-    expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to
-    [C(N - r, n) - C(N - r - t, n)] / C(N, n) for t samples tied after r better ones. A sample that is not valid ranks
-    last and is incorrect. `n_max` <= min(size_P).
+    Tied samples are chosen with equal probability, so each counts as the mean correctness of its tie group. The
+    expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to [C(N -
+    r, n) - C(N - r - t, n)] / C(N, n) for t tied samples after r better ones. Invalid samples rank last and are
+    incorrect. `n_max` must be at most min(size_P).
     """
     value_Pn = np.zeros((len(key_PN), n_max))
     for size in np.unique(size_P):
@@ -96,7 +100,7 @@ def best_of_n(
 
 
 class Pools(NamedTuple):
-    """P problems of up to N samples, those without steps last. Slots from `size_P` on are not samples."""
+    """P problems with up to N samples each; samples without steps come last. Slots from `size_P` on are padding."""
 
     problem: list[str]
     size_P: Int[np.ndarray, " P"]
@@ -118,10 +122,12 @@ class Pools(NamedTuple):
 def pools_of(
     trees: Iterable[ReasoningTree], scale: Scale = PROBABILITY, first: list[ReasoningTree] | None = None
 ) -> Pools:
-    """Reads scored pools one after another. min, mean, last and max take scores on any scale, and other rules and votes
-    their weights (`Scale.weights`). `first` is given the trees, as long as they are few enough for text baselines.
+    """Reads scored pools one at a time.
 
-    Raises ScoreError where a score or the outcome of a sample is missing.
+    min, mean, last and max use scores on any scale; other rules and votes use their weights (`Scale.weights`). `first`
+    collects the trees if they are few enough for text baselines.
+
+    Raises ScoreError if a score or the outcome of a sample is missing.
     """
     problem, empty, with_steps, classes = [], [], [], []  # of each pool
     steps, length, scores, correct, vote = [], [], [], [], []  # of each sample with steps
@@ -177,7 +183,7 @@ def pools_of(
 
 
 def at_ends(curve_Pn: Float[np.ndarray, "P n"], size_P: Int[np.ndarray, " P"]) -> Float[np.ndarray, "P n"]:
-    """Returns a curve of scores that depend on the pool: NaN but at n = 1, and at the size that all pools have."""
+    """Sets a curve to NaN except at n = 1, and at the largest n if all pools have that size."""
     kept_Pn = np.full(curve_Pn.shape, np.nan)
     kept_Pn[:, 0] = curve_Pn[:, 0]
     if size_P.max() == curve_Pn.shape[1]:
@@ -186,7 +192,7 @@ def at_ends(curve_Pn: Float[np.ndarray, "P n"], size_P: Int[np.ndarray, " P"]) -
 
 
 def drawn_pools(pools: Pools, n: int, seed: int) -> tuple[Pools, Int[np.ndarray, "P n"]]:
-    """Returns pools of n samples drawn from each pool at random, and these samples' places in the pool."""
+    """Draws n random samples from each pool; returns the new pools and the slots drawn."""
     rng, slots = np.random.default_rng(seed), pools.correct_PN.shape[1]
     order_PN = np.where(np.arange(slots) < pools.size_P[:, None], rng.random((len(pools.size_P), slots)), np.inf)
     slot_Pn = np.sort(np.argsort(order_PN, axis=1)[:, :n], axis=1)
@@ -206,7 +212,7 @@ def drawn_pools(pools: Pools, n: int, seed: int) -> tuple[Pools, Int[np.ndarray,
 
 
 def cut(tree: ReasoningTree, slot_n: Int[np.ndarray, " n"]) -> ReasoningTree:
-    """Returns a pool's tree with the samples at these places; places beyond the samples with steps are passed over."""
+    """Returns a pool's tree with only the samples in these slots; slots beyond the samples with steps are ignored."""
     chains = chains_of(tree)
     nodes = list(dict.fromkeys(i for slot in slot_n if slot < len(chains) for i in chains[slot]))
     place_of = {-1: -1} | {i: place for place, i in enumerate(nodes)}
@@ -216,14 +222,14 @@ def cut(tree: ReasoningTree, slot_n: Int[np.ndarray, " n"]) -> ReasoningTree:
 
 
 def _placed(with_steps_PN: Bool[np.ndarray, "P N"], flat_B: Any, fill: float) -> np.ndarray:
-    """Returns a number of every sample with steps, by pool; `fill` elsewhere."""
+    """Scatters one number per sample with steps into (P, N); `fill` elsewhere."""
     x_PN = np.full(with_steps_PN.shape, fill)
     x_PN[with_steps_PN] = np.asarray(flat_B)
     return x_PN
 
 
 def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what orders the chains and what they weigh in a vote, by rule."""
+    """Returns the ranking key and the vote weight of the chains, by rule."""
     weight_BP = score_BP if scale.weight == "score" else scale.weights(score_BP).astype(np.float32)
     key = dict(rank_keys(weight_BP, mask_BP))
     weight = {rule: np.asarray(value_B, float) for rule, value_B in by_every_rule(weight_BP, mask_BP).items()}
@@ -238,7 +244,7 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
-    """Returns each problem's expected accuracy by each rule of `RULES`, for n = 1 .. the smallest pool's size."""
+    """Returns each problem's expected accuracy under each rule, for n = 1 .. the smallest pool size."""
     curves = {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
     return {rule: at_ends(curve_Pn, pools.size_P) for rule, curve_Pn in curves.items()} if pools.of_pool else curves
 
@@ -250,18 +256,20 @@ def _chosen_by(pools: Pools, key_PN: Float[np.ndarray, "P N"]) -> Float[np.ndarr
 def best_of_n_report(
     trees: Iterable[ReasoningTree], seed: int, trials: int | None = None, scale: Scale = PROBABILITY
 ) -> dict[str, Any]:
-    """Returns curves over n = 1 .. `n_max`, the smallest pool's size; larger pools are drawn from as a whole.
+    """Returns curves over n = 1 .. `n_max`, the smallest pool size; draws from larger pools use all their samples.
 
-    A curve is `{"value", "low", "high"}`, lists over `n` with 95 % intervals over problems. `rules` has by rule
-    `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n less majority vote on the same problems, at the largest
-    n). Beside it are `majority`, `pass_at_n` (the oracle), and in `baselines` `random` (all scores equal) and those
-    of `baselines.py`, whose votes are in `baseline_votes`. The one that is correct most often at the largest n, the
-    majority vote among them, is `best_baseline`; rules have their paired differences from it and from `one_sample`,
-    drawn blindly. Votes are sampled over
-    `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and carry `standard_error`, 0 where exact; they are
-    None if the file has no answers. `paired` compares all rules with each other and with majority vote
-    (`compare_curves`).
-    `none_right` and `all_right` count problems that no chooser can change.
+    A curve is `{"value", "low", "high"}`, lists over `n` with 95 % intervals over problems.
+
+    - `rules`: per rule, `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n minus majority vote on the same
+      problems, at the largest n), and the paired differences from `best_baseline` and from `one_sample`, a random one.
+    - `majority`, and `pass_at_n` (the oracle).
+    - `baselines`: `random` (all scores equal) and the baselines of `baselines.py`; `baseline_votes` has their votes.
+      `best_baseline` is the most accurate at the largest n, including the majority vote.
+    - `paired`: all rules compared with each other and with majority vote (`compare_curves`).
+    - `none_right` and `all_right`: the number of problems that no choice can change.
+
+    Votes are sampled over `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and have a `standard_error` (0
+    if exact). They are None if the file has no answers.
     """
     first: list[ReasoningTree] = []
     pools = pools_of(trees, scale, first)
@@ -332,7 +340,7 @@ def best_of_n_report(
 
 
 def _by_length(pools: Pools) -> dict[str, list[baselines.Chosen]]:
-    """Returns the baselines that need no text, of all pools at once."""
+    """Returns the baselines that need no text, for all pools at once."""
     there_PN = pools.with_steps_PN
     numbers = {"fewest_steps": -pools.steps_PN[there_PN], "shortest": -pools.length_PN[there_PN]}
     return {name: [baselines.doubted(key_B, np.nonzero(there_PN)[0])] for name, key_B in numbers.items()}
@@ -345,9 +353,10 @@ def compare_curves(
     problems: Sequence[Any] | np.ndarray,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Returns for each pair (name in `a`, in `b`): `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`).
+    """Returns the difference of each pair of curves, (name in `a`, name in `b`).
 
-    The curves hold the problems' expected accuracies at n = 1, 2, ...
+    Each row has `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`). Curves hold expected accuracies per
+    problem at n = 1, 2, ...
     """
     if not pairs:
         return []
@@ -369,7 +378,7 @@ def compare_curves(
 def _curves(
     pools: Pools, trivial: Mapping[str, Sequence[baselines.Chosen]], n_max: int, trials: int, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The problems' accuracies (P, n) by chooser, `at_ends` where it reads the pool, and votes' standard errors."""
+    """Returns accuracies (P, n) by chooser (`at_ends` if it reads the pool), and the standard errors of votes."""
 
     def placed(chosen: Sequence[baselines.Chosen], field: str, fill: float) -> np.ndarray:
         return _placed(pools.with_steps_PN, np.concatenate([getattr(pool, field) for pool in chosen]), fill)
@@ -396,13 +405,13 @@ def _curves(
 
 
 def _reading_pool(trivial: Mapping[str, Sequence[baselines.Chosen]]) -> list[str]:
-    """Returns the trivial choosers that read the whole pool. All votes do: chains below the pool's mean are doubted."""
+    """Returns the trivial choosers that depend on the whole pool. All votes do: they doubt chains below its mean."""
     names = [name for name, chosen in trivial.items() if any(pool.of_pool for pool in chosen)]
     return names + [f"{name}.vote" for name in trivial]
 
 
 def _empty_samples(tree: ReasoningTree, where: str) -> int:
-    """Returns the number of a pool's samples without steps, as the reader or a search counted them."""
+    """Returns the number of samples without steps, counted by the reader or a search."""
     count = tree.extra.get("empty_samples", 0)
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise ScoreError(f"{where}: empty_samples is {count!r}: give the number of samples without steps")
@@ -410,11 +419,11 @@ def _empty_samples(tree: ReasoningTree, where: str) -> int:
 
 
 def outcome_of(truth: Any, leaf: Node, where: str) -> float:
-    """Returns whether a sample is correct, as recorded or by its answer, if the problem's is `truth`.
+    """Returns 1 if a sample is correct, as recorded or by comparing its answer with `truth`, else 0.
 
-    One that its verifier left undecided is incorrect.
+    A sample that its verifier left undecided is incorrect.
 
-    Raises ScoreError where neither is known.
+    Raises ScoreError if neither is known.
     """
     if leaf.correct is not None or UNDECIDED in leaf.extra:
         return float(leaf.correct or False)
@@ -438,9 +447,10 @@ def run(options: BestOfNOptions) -> Report:
 
 
 def _told_scale(path: str | os.PathLike) -> Scale:
-    """Returns what the scores of a file mean: as the file beside it says, else by the records' `semantics`.
+    """Returns the score scale of a file: stored beside it, or else inferred from `semantics` and range.
 
-    Scores outside [0, 1] of implicit rewards, advantages or values are rewards; advantages in [-1, 1] are differences.
+    Scores outside [0, 1] with semantics implicit, advantage or value are rewards; advantages in [-1, 1] are
+    differences.
     """
     if (scale := stored_scale(path)) != PROBABILITY:
         return scale
@@ -582,7 +592,7 @@ def _rivals(report: Report) -> dict[str, Mapping[str, Any]]:
 
 
 def _trivial(report: Report) -> dict[str, Mapping[str, Any]]:
-    """Returns the curves of the trivial baselines, and of their votes, by what they are called."""
+    """Returns the curves of the trivial baselines and of their votes, by display name."""
     votes = {f"{name}.vote": curve for name, curve in report.get("baseline_votes", {}).items() if curve is not None}
     return {_named(name): curve for name, curve in {**report["baselines"], **votes}.items()}
 
@@ -594,7 +604,7 @@ def _named(baseline: str) -> str:
 
 
 def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yields the best of n and the weighted vote of each file, by the model's own rule."""
+    """Yields best of n and weighted vote for each file, by the model's own rule."""
     rule = results["model"]["rule"]
     for name, report in results["best_of_n"].items():
         use, n_max = report["rules"][rule], report["n_max"]
@@ -624,7 +634,7 @@ def _of_unequal_pools(report: Report) -> str:
 
 
 def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -> str:
-    """Returns where a curve over n is highest; `fall` is the diagnostic of its drop from there, which decides it."""
+    """Describes the maximum of a curve over n; `fall` is the diagnostic that decides if it drops afterwards."""
     n_max = len(curve["value"])
     if curve["value"][-1] is None:
         return ""
@@ -640,7 +650,7 @@ def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -
 
 
 def glance(models: Sequence[PageModel]) -> Iterator[str | Table]:
-    """Yields what the first file is, in plain words, and each model's two uses of it beside the best trivial one."""
+    """Yields a plain-language description of the first file, and a table of models beside the best trivial chooser."""
     name, report = next(iter(models[0].results["best_of_n"].items()))
     if "best_baseline" not in report:  # results of 0.1
         return

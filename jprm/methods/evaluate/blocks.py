@@ -1,7 +1,7 @@
-"""What a benchmark shows: tables on the terminal and the page; figures, headings and notes on the page.
+"""Display blocks of a benchmark: tables for terminal and page; figures, headings and notes for the page.
 
-The figures of a report are `{"value", "low", "high"}`. This file also puts them into words, and tables onto the
-terminal, into Markdown and into LaTeX.
+A figure of a report is `{"value", "low", "high"}`. This file also formats figures as words, and tables for the
+terminal, Markdown and LaTeX.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 Results = Mapping[str, Any]
-"""A suite's `results.json`: a key a benchmark, and `model`, `seed`, `neutral`, `sections`, `data`, `absent`."""
+"""A suite's `results.json`: one key per benchmark, and `model`, `seed`, `neutral`, `sections`, `data`, `absent`."""
 
 
 Cell = str | int | float | Mapping[str, Any] | None
-"""Text, a count, a fraction, a figure (`value`, `low`, `high`, and `better` where it is a difference), or nothing."""
+"""Text, a count, a fraction, a figure (with `better` if it is a difference), or an empty cell."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of the terminal, the page, Markdown or LaTeX, which all show its `lines`.
+    """A table for the terminal, the page, Markdown or LaTeX, all of which show its `lines`.
 
-    The first column names the rows; a row that is None draws a line.
+    The first column names the rows; a row of None draws a line.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Table:
 
     @property
     def lines(self) -> list[list[str] | None]:
-        """The rows as text: counts as they are, fractions and figures in per cent, differences in points."""
+        """The rows as text: counts unchanged, fractions and figures in per cent, differences in points."""
         return [None if row is None else [_text(cell) for cell in row] for row in self.rows]
 
 
@@ -52,10 +52,10 @@ def _text(cell: Cell) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A plot of the page, and a file of `jprm report --figures`.
+    """A plot on the page, and a file of `jprm report --figures`.
 
-    `draw` takes an empty `matplotlib.figure.Figure`. `title` and `description` are read to those who do not see the
-    plot. `note` tells how to read it.
+    `draw` takes an empty `matplotlib.figure.Figure`. `title` and `description` are for screen readers; `note` explains
+    how to read the plot.
     """
 
     name: str
@@ -68,13 +68,11 @@ class Figure:
 
 
 class Heading(NamedTuple):
-    """A heading within a section of the page."""
-
     text: str
 
 
 class Note(NamedTuple):
-    """How to read the tables before it; folded on the page."""
+    """How to read the preceding tables; folded on the page."""
 
     text: str
 
@@ -83,7 +81,7 @@ Block = Table | Figure | Heading | Note
 
 
 class PageModel(NamedTuple):
-    """A model on the page: its name there, and the results of its suite."""
+    """A model on the page: display name and suite results."""
 
     name: str
     results: Results
@@ -95,18 +93,18 @@ ABSENT = "–"
 
 
 def words(key: str) -> str:
-    """Returns a key of a report as text."""
+    """Replaces underscores in a report key by spaces."""
     return key.replace("_", " ")
 
 
 def left_out_words(report: Mapping[str, Any]) -> str:
-    """`; 2 left out (too long)`, or nothing."""
+    """Returns e.g. `; 2 left out (too long)`, or ""."""
     count = report.get("too_long", 0)
     return f"; {count} left out (too long)" if count else ""
 
 
 def best_first(baselines: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
-    """Returns a table's columns of baselines, the best by this figure first: the one that a model is measured by."""
+    """Returns the columns of baselines, sorted by the figure `key`, highest first."""
 
     def value(name: str) -> float:
         value = (baselines[name].get(key) or {}).get("value")
@@ -116,45 +114,45 @@ def best_first(baselines: Mapping[str, Mapping[str, Any]], key: str) -> dict[str
 
 
 def shown_n(n_max: int) -> list[int]:
-    """Returns the n at which curves are compared: the powers of two up to `n_max`, and `n_max`."""
+    """Returns the n at which curves are compared: powers of two up to `n_max`, and `n_max`."""
     return sorted({2**k for k in range(n_max.bit_length())} | {n_max})
 
 
 def percent(value: float | None) -> str:
-    """Returns a fraction in per cent, with one decimal."""
+    """Formats a fraction in per cent with one decimal."""
     return ABSENT if value is None else f"{100 * value:.1f}"
 
 
 def interval(figure: Mapping[str, Any] | None) -> str:
-    """Returns `52.1 [48.0, 56.2]`, in per cent; without brackets where there is no interval."""
+    """Formats e.g. `52.1 [48.0, 56.2]`, in per cent; without brackets if there is no interval."""
     value, low, high = ((figure or {}).get(key) for key in ("value", "low", "high"))
     return percent(value) + ("" if low is None or high is None else f" [{percent(low)}, {percent(high)}]")
 
 
 def points(difference: Mapping[str, Any]) -> str:
-    """Returns `+3.1 points [-0.2, +6.4]`, a difference of two percentages."""
+    """Formats a difference of percentages, e.g. `+3.1 points [-0.2, +6.4]`."""
     value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("value", "low", "high"))
     return f"{value} points [{low}, {high}]"
 
 
 def decided(difference: Mapping[str, Any]) -> str:
-    """Returns `better`, `worse` or `undecided`, by the interval of a paired difference."""
+    """Returns `better`, `worse` or `undecided`, from the interval of a paired difference."""
     if difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
         return "undecided"
     return "better" if difference["low"] > 0 else "worse"
 
 
 SAID = {"better": ("good", "better than"), "worse": ("bad", "worse than"), "undecided": ("open", "not told apart from")}
-"""What is `decided`, as a verdict's kind and in words."""
+"""For each result of `decided`: the kind of verdict, and words."""
 
 
 def last(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the last point of a curve, which a report stores as lists by `value`, `low`, `high`, `better`."""
+    """Returns the last point of a curve."""
     return {key: curve[key][-1] for key in ("value", "low", "high", "better") if key in curve}
 
 
 def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yields every figure of a report that has an interval, by its place in the report, as a plain number."""
+    """Yields (path, text) for every figure with an interval in a report, as plain numbers."""
     if not isinstance(report, Mapping):
         return
     value, low, high = (report.get(key) for key in ("value", "low", "high"))
@@ -165,7 +163,7 @@ def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 
 
 def plain(reports: Mapping[str, Any]) -> Iterator[Table]:
-    """Yields a table of every figure that has an interval, a column a report: what is shown where nothing else is."""
+    """Yields a default table of every figure with an interval, one column per report."""
     columns = {name: dict(figures_in(report)) for name, report in reports.items()}
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[words(name), *(column.get(name) for column in columns.values())] for name in names]
@@ -176,12 +174,14 @@ def plain(reports: Mapping[str, Any]) -> Iterator[Table]:
 # ---- Tables on the terminal, in Markdown and in LaTeX.
 
 FILE, WIDEST = 120, 10**6
-"""Columns of text: of a table in a file, where it fits, and more than any table has."""
+"""Text columns: of a table in a file, and more than any table needs."""
 
 
 def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
-    """Prints tables and lines. Names and figures are never cut: a table wider than the console is folded, and a line of
-    it that is still wider goes on beyond the edge."""
+    """Prints tables and lines.
+
+    Names and figures are never cut: a table wider than the console is folded, and may still run over the edge.
+    """
     from rich.console import Console
     from rich.measure import Measurement
 
@@ -205,7 +205,7 @@ _RIGHT = {"justify": "right", "no_wrap": True}
 
 
 def _folded(table: Table) -> RichTable:
-    """Returns the table with every interval below its value, and the words of a head below each other."""
+    """Returns the table with each interval below its value, and with one word per line in headings."""
     widest = max((len(word) for row in table.lines if row for word in row[0].split()), default=1)
     columns: list[tuple[str, dict[str, Any]]] = [(table.columns[0], {"min_width": widest, "overflow": "fold"})]
     rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.lines]
@@ -233,7 +233,7 @@ def _rich(
 
 
 def as_markdown(blocks: Sequence[Table]) -> str:
-    """Returns the tables in GitHub's Markdown."""
+    """Returns the tables as GitHub Markdown."""
     parts = []
     for block in blocks:
         lines = [block.columns, ["---"] + ["--:"] * (len(block.columns) - 1), *filter(None, block.lines)]
@@ -248,7 +248,7 @@ _LATEX = {char: f"\\{char}" for char in "&%$#_{}"} | {
 
 
 def as_latex(blocks: Sequence[Table]) -> str:
-    """Returns the tables as LaTeX, for the package booktabs."""
+    """Returns the tables as LaTeX; requires the package booktabs."""
     parts = []
     for block in blocks:
         lines = [" & ".join(map(_escaped, row)) + r" \\" for row in (block.columns, *filter(None, block.lines))]

@@ -1,11 +1,12 @@
-"""Calibration: is a step that scores 0.8 right 80 % of the time?
+"""Calibration: are 80 % of the steps with score 0.8 right?
 
-Bins have equal mass: with bins of equal width most steps of a PRM share the top bin, and the error of the others is
-noise. Steps of one score share a bin, so that no figure depends on the order of the records.
+Bins have equal mass. In bins of equal width, most steps of a PRM share the top bin, and the error of the others is
+noise. Steps with equal scores share a bin, so the order of records does not matter.
 
-ECE is never 0 on a finite sample, even for a perfect scorer, and no bootstrap of it covers: resamples add noise to
-noise. `ece_interval` debiases it and bounds it from below. Only an ECE beyond the 95 % quantile of what noise alone
-would show (`ece_if_calibrated`) is a finding. A perfect scorer exceeds it in 5 to 9 % of samples: it is estimated.
+ECE is never 0 on a finite sample, even for a perfect scorer, and a bootstrap interval of it does not cover, because
+resampling adds noise to noise. `ece_interval` debiases it and bounds it from below. An ECE is a finding only if it
+exceeds the 95 % quantile under noise alone (`ece_if_calibrated`). A perfect scorer exceeds that estimate in 5 to 9 % of
+samples.
 """
 
 from __future__ import annotations
@@ -37,19 +38,22 @@ BINS = 15
 """As in Guo et al. 2017 (arXiv 1706.04599)."""
 
 PROBLEMS_PER_BIN = 10
-"""Problems that a bin needs; fewer problems make fewer bins. From a handful of steps in a bin the noise
-of ECE cannot be estimated, and a perfect scorer would often be called miscalibrated."""
+"""The problems needed per bin; with fewer problems there are fewer bins.
+
+The noise of ECE cannot be estimated from a handful of steps per bin; a perfect scorer would often be called
+miscalibrated.
+"""
 
 NULL_DRAWS = 500
 LEVEL = 0.95
 FOLDS = 5
-"""Folds of problems by which a map is chosen."""
+"""Folds of problems for choosing a map."""
 
 AT_ONCE = 1024
-"""Records that are read together."""
+"""Records read together."""
 
 DEPTHS = 8
-"""Step indices with a group of their own; later steps share one."""
+"""Step indices with their own group; later steps share one."""
 
 ALPHAS = (0.05, 0.1, 0.2)
 CONFIDENCE = 0.9
@@ -57,7 +61,7 @@ CONFIDENCE = 0.9
 
 
 class Brier(NamedTuple):
-    """`brier` = `reliability` - `resolution` + `uncertainty` + `within_bin`, exactly, whatever the bins."""
+    """`brier` = `reliability` - `resolution` + `uncertainty` + `within_bin`, exactly, for any bins."""
 
     brier: Any
     reliability: Any
@@ -67,9 +71,9 @@ class Brier(NamedTuple):
 
 
 def ece(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> float:
-    """Returns the expected calibration error: the mean over steps of their bin's |fraction right - mean score|.
+    """Returns the expected calibration error: the mean over steps of |fraction right - mean score| in their bin.
 
-    Guo et al. 2017, equation 3, with equal-mass bins. NaN without steps.
+    Guo et al. 2017, equation 3, with equal-mass bins. NaN if there are no steps.
     """
     gap_N = np.asarray(right_N, float) - np.asarray(score_N, float)
     return float(ratio(np.abs(np.bincount(equal_mass_bins(score_N, bins), gap_N)).sum(), len(gap_N)))
@@ -83,11 +87,11 @@ def ece_if_calibrated(
     *,
     seed: int,
 ) -> Float[np.ndarray, " R"]:
-    """Returns `NULL_DRAWS` draws of the ECE of noise alone, if each bin's fraction right were its mean score.
+    """Returns `NULL_DRAWS` draws of the ECE under noise alone, as if each bin were perfectly calibrated.
 
-    Wild cluster bootstrap (Cameron, Gelbach & Miller 2008, Review of Economics and Statistics 90, 414): each label's
-    distance from its score, centred over the bin, keeps its size and gets a random sign, the same for all steps of a
-    group (a problem). Too small where there are few groups.
+    Wild cluster bootstrap (Cameron, Gelbach & Miller 2008, Review of Economics and Statistics 90, 414): the distance of
+    each label from its score, centred within the bin, keeps its size and gets a random sign that is shared by all steps
+    of a group (problem). Too small if there are few groups.
     """
     return np.abs(_gaps(score_N, right_N, groups, bins, seed)[1]).sum(-1)
 
@@ -100,15 +104,16 @@ def ece_interval(
     *,
     seed: int,
 ) -> Interval:
-    """Returns the debiased ECE, and an interval that has the ECE of the population in about 95 % of samples (93
-    to 98 % of simulated ones; fewest where all scores are near 1).
+    """Returns the debiased ECE, and an interval that covers the population ECE in about 95 % of samples.
 
-    With gaps g of the population's bins and noise e, the plain ECE is sum |g_b + e_b|. With s the signs of g it is at
-    least s (g + e), so the ECE s g exceeds it by at most -s e: `high` adds the 97.5 % quantile of that, the larger one
-    for the measured signs and for equal signs. The plain ECE exceeds the ECE by at most sum |e_b|, and the ECE is at
-    least |sum g_b|: `low` is the higher of the two bounds that follow, each with 98.75 %. `value` is c times the plain
-    ECE, where c scales the measured gaps so that the plain ECE is the median of sum |c gap_b + e_b|. The noise is that
-    of `ece_if_calibrated`.
+    In simulations it covers in 93 to 98 %, least if all scores are near 1.
+
+    With population gaps g per bin and noise e, the plain ECE is sum |g_b + e_b|. With s the signs of g it is at least s
+    (g + e), so the ECE s g exceeds it by at most -s e: `high` adds the 97.5 % quantile of that, the larger one for the
+    measured signs and for equal signs. The plain ECE exceeds the ECE by at most sum |e_b|, and the ECE is at least |sum
+    g_b|: `low` is the higher of the two resulting bounds, each at 98.75 %. `value` is c times the plain ECE, where c
+    scales the measured gaps so that the plain ECE is the median of sum |c gap_b + e_b|. The noise is that of
+    `ece_if_calibrated`.
     """
     gap_B, noise_RB = _gaps(score_N, right_N, groups, bins, seed)
     plain, tail = np.abs(gap_B).sum(), (1 - LEVEL) / 4
@@ -125,7 +130,7 @@ def ece_interval(
 
 
 def _gaps(score_N, right_N, groups, bins: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each bin's mean gap times its fraction of steps, (B,), and draws of its noise, (R, B)."""
+    """Returns each bin's mean gap times its fraction of steps, (B,), and noise draws, (R, B)."""
     gap_N, bin_N = np.asarray(right_N, float) - np.asarray(score_N, float), equal_mass_bins(score_N, bins)
     gap_B = np.bincount(bin_N, gap_N)
     noise_N = gap_N - (gap_B / np.maximum(np.bincount(bin_N), 1))[bin_N]
@@ -141,12 +146,12 @@ def _gaps(score_N, right_N, groups, bins: int, seed: int) -> tuple[np.ndarray, n
 
 
 def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> Brier:
-    """Returns the mean squared distance of score and label, and Murphy's decomposition over equal-mass bins.
+    """Returns the mean squared error of the scores, and Murphy's decomposition over equal-mass bins.
 
-    With n_b steps in bin b, of mean score p_b and fraction right o_b, and o the fraction right of all:
-    reliability = sum n_b (p_b - o_b)^2 / N, resolution = sum n_b (o_b - o)^2 / N, uncertainty = o (1 - o).
-    Scores that differ within a bin add `within_bin`, their variance less twice their covariance with the labels,
-    without which the identity is not exact (Stephenson, Coelho & Jolliffe 2008, Weather and Forecasting 23, 752).
+    With n_b steps in bin b, mean score p_b, fraction right o_b, and overall fraction right o: reliability = sum n_b
+    (p_b - o_b)^2 / N, resolution = sum n_b (o_b - o)^2 / N, uncertainty = o (1 - o). Scores that differ within a bin
+    add `within_bin`, their variance minus twice their covariance with the labels, without which the identity is not
+    exact (Stephenson, Coelho & Jolliffe 2008, Weather and Forecasting 23, 752).
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
     if not len(score_N):
@@ -190,15 +195,14 @@ def reliability_curve(
 def calibration_report(
     files: Mapping[str, Iterable[ReasoningTree]], calibrate: Iterable[ReasoningTree], neutral: str | None, seed: int
 ) -> dict[str, Any]:
-    """Returns how far scores are probabilities on scored trees by file, before and after maps fitted on `calibrate`.
+    """Returns the calibration of scored trees by file, before and after maps fitted on `calibrate`.
 
-    `raw` has the figures on all files. `by` has them by group of `step`, `length` (quartiles of characters) and
-    `subset` (the files). `recalibrated` has them by kind of map, with `map` and `calibration_steps`. Steps of problems
-    in `calibrate` are left out of everything but the fit, and counted in `left_out`. `chosen` is the kind of map with
-    the lowest cross-fitted Brier score on `calibrate` (`choose_map`).
-
-    `conformal` lists thresholds from the chains of `calibrate`, one a problem, by their lowest score: the JSON of
-    `Threshold`, and `held_out`, the `n` chains of the files and the `rate` among them that `alpha` bounds.
+    - `raw`: the figures on all files. `by`: the same by `step`, `length` (quartiles of characters) and `subset` (file).
+    - `recalibrated`: the figures by kind of map, with `map` and `calibration_steps`. `chosen` is the kind with the
+      lowest cross-fitted Brier score on `calibrate` (`choose_map`).
+    - `left_out`: the number of steps of problems that are also in `calibrate`; they are used for the fit only.
+    - `conformal`: thresholds on the lowest step score, from the chains of `calibrate`, one per problem. Each has the
+      fields of `Threshold` and `held_out`: the `n` chains of the files, and their `rate`, which `alpha` bounds.
     """
     numbers: dict[str, int] = {}
     judged = [_Judged.of_trees(calibrate, neutral, "calibrate", 0, numbers)]
@@ -235,9 +239,9 @@ def calibration_report(
 
 
 def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, seed: int) -> str:
-    """Returns the kind of map whose fits to the other folds of problems have the lowest Brier score on each fold.
+    """Returns the kind of map with the lowest cross-validated Brier score over folds of problems.
 
-    The first of `KINDS`, with one parameter, where a fit would lack right or wrong steps.
+    If a training fold would lack right or wrong steps, returns the first of `KINDS`, which has one parameter.
     """
     problem_N = group_numbers(problem_N)
     fold_N = (np.random.default_rng(seed).permutation(problem_N.max() + 1) % FOLDS)[problem_N]
@@ -254,7 +258,7 @@ def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, 
 
 
 def _by_group(steps: _Steps, files: Sequence[str], seed: int) -> dict[str, list[dict[str, Any]]]:
-    """The figures of each group of steps: by depth, by length and by file."""
+    """Returns the figures by step index, by length and by file."""
     quartile_N = np.searchsorted(np.quantile(steps.length_N, [0.25, 0.5, 0.75]), steps.length_N)
     edges = np.quantile(steps.length_N, [0, 0.25, 0.5, 0.75, 1]).astype(int)
     depths = {d: str(d + 1) if d < DEPTHS else f"{d + 1} and later" for d in range(DEPTHS + 1)}
@@ -295,8 +299,6 @@ def _held_out(threshold: Threshold, lowest_N, right_N) -> dict[str, Any]:
 
 
 class _Steps(NamedTuple):
-    """Labelled steps."""
-
     score_N: Float[np.ndarray, " N"]
     right_N: Bool[np.ndarray, " N"]
     problem_N: Int[np.ndarray, " N"]
@@ -312,7 +314,7 @@ class _Steps(NamedTuple):
 
 
 class _First(NamedTuple):
-    """Chains that labels judge, by their lowest score and whether they have no wrong step."""
+    """Chains with a known first error or none, by lowest score and whether every step is right."""
 
     problem_C: Int[np.ndarray, " C"]
     lowest_C: Float[np.ndarray, " C"]
@@ -322,12 +324,12 @@ class _First(NamedTuple):
         return _First(*(x_C[some_C] for x_C in self))
 
     def of_each_problem(self) -> _First:
-        """Returns the first chain of each problem, in their order."""
+        """Returns the first chain of each problem, in order."""
         return self.only(np.sort(np.unique(self.problem_C, return_index=True)[1]))
 
 
 class _Judged(NamedTuple):
-    """What calibration reads of a file. Trees that branch, whose chains share steps, are left out of `first`."""
+    """The data of one file. Branching trees are left out of `first`, because their chains share steps."""
 
     steps: _Steps
     first: _First
@@ -336,7 +338,7 @@ class _Judged(NamedTuple):
     def of_trees(
         cls, scored: Iterable[ReasoningTree], neutral: str | None, name: str, file: int, numbers: dict[str, int]
     ) -> _Judged:
-        """Reads trees, some at a time. `numbers` is given the number of each problem that it lacks."""
+        """Reads trees in batches; adds the number of each new problem to `numbers`."""
         steps = [_Steps(*(np.zeros(0, kind) for kind in (float, bool, int, int, int, int)))]
         chains, trees = [], iter(scored)
         for start in itertools.count(step=AT_ONCE):
@@ -362,7 +364,7 @@ class _Judged(NamedTuple):
         )
 
     def numbered(self, number_U: Int[np.ndarray, " U"]) -> _Judged:
-        """Returns the same with other numbers of problems."""
+        """Renumbers the problems."""
         steps = self.steps._replace(problem_N=number_U[self.steps.problem_N])
         return _Judged(steps, self.first._replace(problem_C=number_U[self.first.problem_C]))
 

@@ -1,7 +1,7 @@
-"""Named outputs against labels of classes, such as types of errors: each class is a yes or no of its own.
+"""Named outputs against class labels, e.g. error types: each class is a separate binary decision.
 
-A step's labels are a name, a list of names, or None where it was not labelled: `classes` in a chain, one entry a step.
-A class of the model that no label names has no positives, and its AUROC and average precision are null.
+A chain's `classes` has one entry per step: a name, a list of names, or None if unlabelled. If a class of the model
+never occurs as a label, it has no positives, and its AUROC and average precision are null.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jprm.tree import ReasoningTree
 
 
 class Classes(NamedTuple):
-    """Labelled steps of several files."""
+    """The labelled steps of several files."""
 
     problem_N: list[str]
     value: dict[str, Float[np.ndarray, " N"]]  # of every named output
@@ -29,7 +29,7 @@ class Classes(NamedTuple):
 
 
 def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
-    """Returns the labelled steps. Raises ScoreError for records without `classes`, or with one that no output has."""
+    """Collects the labelled steps. Raises ScoreError if `classes` is missing or names an unknown output."""
     nodes, labels, problems = [], [], []
     for i, tree in enumerate(trees, start=1):
         classes = tree.extra.get("classes")
@@ -56,7 +56,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
 
 
 def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
-    """Returns the value from which on a step has the class, by the largest F1; the highest of equals, None without."""
+    """Returns the threshold with the largest F1, the highest if tied; None if there are no positives."""
     if not positive_N.any():
         return None
     order_N = np.argsort(-value_N, kind="stable")
@@ -67,10 +67,10 @@ def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray
 
 
 def figures(request: Request) -> Report:
-    """Returns the figures of every class with 95 % intervals over problems, and their means over classes with labels.
+    """Returns the figures of every class with 95 % intervals over problems, and the top-class accuracy.
 
-    `f1_tuned` is at the threshold that `calibrate` gives. `ece` is the class's calibration error as a probability, and
-    `ece_if_calibrated` what noise alone would show in 95 % of samples.
+    `f1_tuned` uses the threshold fitted on `calibrate`. `ece` is the calibration error of the class output as a
+    probability, and `ece_if_calibrated` its 95 % quantile under noise alone.
     """
     classes = classes_of(request.trees)
     tuning = [tree for trees in request.calibrate.values() for tree in trees]

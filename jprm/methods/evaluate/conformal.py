@@ -1,7 +1,7 @@
-"""Thresholds with a guarantee for finite samples, for any model and any distribution of its scores.
+"""Conformal thresholds, with finite-sample guarantees for any model and any score distribution.
 
-The guarantees hold for new chains that are exchangeable with the calibration chains: from the same policy on the same
-kind of problems, one chain a problem. They do not extend to other policies or harder problems.
+The guarantees hold for new chains that are exchangeable with the calibration chains: the same policy, the same kind of
+problems, and one chain per problem. They do not extend to other policies or harder problems.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from jaxtyping import Bool, Float
 from jprm.options import from_json
 
 GRID = np.concatenate([1 - np.geomspace(1e-6, 1e-2, 40, endpoint=False), np.linspace(0.99, 0, 100)])
-"""Thresholds that `accept_threshold` tries; the guarantee needs them fixed before any score is seen. Above 0.99, where
-a sure model has most of its scores, they are close to each other."""
+"""Thresholds that `accept_threshold` tries; the guarantee requires them to be fixed before any score is seen.
+
+They are dense above 0.99, where a confident model has most of its scores.
+"""
 
 STARTS = 10
 
@@ -28,10 +30,10 @@ STARTS = 10
 class Threshold:
     """A threshold and its guarantee.
 
-    `false_alarm`: a chain is flagged if its smallest step score is below `threshold`; at most a fraction `alpha` of the
-    chains without an error is flagged. `accept`: a chain is accepted if its score is at least `threshold`; at most a
-    fraction `alpha` of the accepted chains is wrong. With `confidence` the guarantee is about this threshold, and holds
-    for that fraction of calibration sets; without, it is an average over calibration sets.
+    `false_alarm`: flags a chain if its lowest step score is below `threshold`; at most a fraction `alpha` of the chains
+    without an error is flagged. `accept`: accepts a chain if its score is at least `threshold`; at most a fraction
+    `alpha` of the accepted chains is wrong. If `confidence` is given, the guarantee holds for this threshold with that
+    probability over calibration sets; otherwise it is an average over calibration sets.
     """
 
     kind: Literal["false_alarm", "accept"]
@@ -42,12 +44,12 @@ class Threshold:
     bound: float | None  # accept: upper confidence bound on the error rate at this threshold only
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields; an infinite threshold, which flags or accepts nothing, is None."""
+        """Returns the fields; an infinite threshold, which flags or accepts no chain, becomes None."""
         return dataclasses.asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Threshold:
-        """Returns the threshold that `to_json` wrote. Raises ValueError for anything else."""
+        """Reads the output of `to_json`. Raises ValueError if the record is invalid."""
         if record.get("threshold", 0.0) is None:
             record = record | {"threshold": -math.inf if record.get("kind") == "false_alarm" else math.inf}
         return from_json(Threshold, record)
@@ -58,14 +60,14 @@ def false_alarm_threshold(
 ) -> Threshold:
     """Returns the highest threshold that flags at most a fraction `alpha` of chains without an error.
 
-    `lowest_N` are the smallest step scores of N such chains. Split conformal prediction (Vovk, Gammerman & Shafer 2005;
-    Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1): the threshold is the k-th smallest of `lowest_N`. A new
-    chain without an error that is flagged is among the k lowest of N + 1 exchangeable values, which has probability
-    k / (N + 1), less where scores tie. So k = floor(alpha (N + 1)); for k = 0 nothing is flagged.
+    `lowest_N` must be the lowest step scores of N chains without an error. Split conformal prediction (Vovk, Gammerman
+    & Shafer 2005; Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1): the threshold is the k-th smallest of
+    `lowest_N`. A new error-free chain is flagged only if it is among the k lowest of N + 1 exchangeable values, with
+    probability at most k / (N + 1). So k = floor(alpha (N + 1)); if k = 0, no chain is flagged.
 
-    That is an average over calibration sets. Given one set, the rate is Beta(k, N + 1 - k) distributed, lower where
-    scores tie (Vovk 2012, arXiv 1209.2673, proposition 2a). With `confidence`, k is the largest for which the rate
-    stays below `alpha` with that probability.
+    That is an average over calibration sets. Given one set, the rate is Beta(k, N + 1 - k) distributed, lower if scores
+    tie (Vovk 2012, arXiv 1209.2673, proposition 2a). With `confidence`, k is the largest value for which the rate stays
+    below `alpha` with that probability.
     """
     lowest_N = _checked(lowest_N, alpha, confidence)
     n = len(lowest_N)
@@ -87,16 +89,15 @@ def accept_threshold(
 ) -> Threshold:
     """Returns the lowest threshold of `grid` at which at most a fraction `alpha` of the accepted chains is wrong.
 
-    It is so with probability `confidence` over the calibration chains. Infinite where no threshold is: nothing is
-    accepted. `grid` must not be chosen on these chains. The error rate need not fall with the score.
+    This holds with probability `confidence` over the calibration chains. If no threshold qualifies, it is infinite and
+    no chain is accepted. `grid` must not be chosen on these chains. The error rate need not fall with the score.
 
-    Learn then test (Angelopoulos, Bates, Candes, Jordan & Lei 2021, arXiv 2110.01052). Given the number of N
-    independent chains that score at least t, the number of wrong ones among them is binomial with the error rate at t.
-    So the test "the Clopper-Pearson upper bound at level d is at most alpha" passes a threshold with an error rate
-    above alpha with probability at most d. `STARTS` walks begin at evenly spaced thresholds and go down while the test
-    at d = (1 - confidence) / STARTS passes (fixed sequence testing with several starts). A walk passes a false
-    threshold only if it passes its own first false one, so that all walks together do with probability at most
-    1 - confidence.
+    Learn then test (Angelopoulos, Bates, Candes, Jordan & Lei 2021, arXiv 2110.01052). Given the number of chains that
+    score at least t, the number of wrong ones is binomial with the error rate at t. So the test "the Clopper-Pearson
+    upper bound at level d is at most alpha" passes a threshold with an error rate above alpha with probability at most
+    d. `STARTS` walks begin at evenly spaced thresholds and go down as long as the test at d = (1 - confidence) / STARTS
+    passes (fixed sequence testing with several starts). A walk passes a false threshold only if it passes its own first
+    false one, so all walks together do so with probability at most 1 - confidence.
     """
     score_N = _checked(score_N, alpha, confidence)
     right_N = np.asarray(right_N, bool)

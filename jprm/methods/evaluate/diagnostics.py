@@ -1,6 +1,6 @@
 """Diagnostics: known failures of a PRM that its accuracy does not show.
 
-Each diagnostic reports a size, its interval over problems, and `finding`: whether the interval is clear of a margin
+Each diagnostic reports a size, its interval over problems, and `finding`: whether the interval lies beyond a margin
 below which a flaw is too small to matter. With enough data every scorer differs from a perfect one.
 """
 
@@ -27,16 +27,16 @@ from jprm.statistics import auroc, bootstrap, jsonable, weighted_mean
 from jprm.tree import ReasoningTree, RecordError
 
 LEAST = 10
-"""Problems of a kind from which `wrong_process` draws conclusions. The bootstrap of fewer has too narrow intervals."""
+"""The problems of each kind that `wrong_process` needs. With fewer, bootstrap intervals are too narrow."""
 
 
 def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.05) -> dict[str, Any]:
-    """Returns how often the final step of a chain has its lowest score, beyond what the length explains.
+    """Returns how often the last step of a chain has its lowest score, beyond the rate expected by length.
 
     A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
-    section 4.3). Only chains of two steps or more with positive labels count, since errors do come late. `share` splits
-    ties evenly; `expected` is the mean of 1 / length, that of a scorer that ignores position; `excess` is the
-    difference, with an interval. A finding is an excess above `margin`.
+    section 4.3). Only chains with at least two steps and only positive labels count, since errors do come late. `share`
+    splits ties evenly; `expected` is the mean of 1 / length, the rate of a scorer that ignores position; `excess` is
+    the difference, with an interval. A finding is an excess above `margin`.
     """
     chains = [
         tree for tree in trees
@@ -60,14 +60,14 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
 
 
 def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dict[str, Any]]:
-    """Returns how chain scores by each rule change with the number of steps among the correct samples of one problem.
+    """Returns how chain scores under each rule change with the number of steps, among a problem's correct samples.
 
-    Problems differ in length and difficulty, and incorrect samples may be longer with reason. So only correct samples
-    count, with lengths and scores as distances from the problem's mean. By rule: `slope` per step, and `correlation`
-    with an interval, whose distance from 0 beyond `margin` is a finding.
+    Problems differ in length and difficulty, and incorrect samples may be longer for good reason. So only correct
+    samples count, with lengths and scores centred per problem. Per rule: `slope` per step, and `correlation` with an
+    interval; a finding if the interval lies further than `margin` from 0.
 
     A product falls with length by construction, and a minimum over more steps is lower: a finding for `prod` or `min`
-    alone is about the rule, for `mean` or `last` about the scorer.
+    alone concerns the rule, for `mean` or `last` the scorer.
     """
     problem_P1 = np.arange(len(pools.problem))[:, None]
     some_PN = pools.correct_PN >= 0.5
@@ -98,17 +98,17 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
 
 
 def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, margin: float = 0.1) -> dict[str, Any]:
-    """Returns whether wrong steps are noticed in ProcessBench chains whose final answer is correct all the same.
+    """Returns whether wrong steps are detected in ProcessBench chains with a correct final answer.
 
     `detected` is the fraction of chains with a correct answer and a wrong step that have a step below `threshold`;
-    `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for chains with neither. `auroc`
-    ranks correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so
-    for incorrect answers. `gap` is their difference, with an interval.
+    `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for error-free chains. `auroc` ranks
+    correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so for
+    incorrect answers. `gap` is their difference, with an interval.
 
-    A finding: the interval of `auroc` is below a half plus `margin`, or that of the gap above `margin`. The scorer sees
-    the answer, not the process. An interval that spans both sides is no finding. Raises ScoreError where fewer than
-    `LEAST` problems have a correct answer with a wrong step, or without; the gap counts if as many have an incorrect
-    answer.
+    A finding, i.e. the scorer sees the answer instead of the process: the interval of `auroc` lies below one half plus
+    `margin`, or the interval of `gap` above `margin`. The gap counts only if at least `LEAST` problems have an
+    incorrect answer. Raises ScoreError if fewer than `LEAST` problems have a correct answer with a wrong step, or
+    without one.
     """
     low_N = np.array([score_P.min() for score_P in scores_of(trees)])
     error_N = np.array([tree.extra["first_error"] >= 0 for tree in trees], bool)
@@ -147,11 +147,11 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
 def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str, dict[str, Any]]:
     """Returns whether choosing among more samples makes best-of-n worse, by rule (Gao et al. 2022, arXiv 2210.10760).
 
-    `value` is the exact expected accuracy for `n` = 1, 2, ..., and `peak` the n where it is highest. `drop` is the loss
-    from the peak to the largest n, with an interval over problems. Since a maximum is also high by luck, each half of
-    the problems takes the peak of the other half. A finding is a drop above `margin`.
+    `value` is the exact expected accuracy for `n` = 1, 2, ..., and `peak` the best n. `drop` is the loss from the peak
+    to the largest n, with an interval over problems. Since a maximum is also high by luck, each half of the problems
+    uses the peak of the other half. A finding is a drop above `margin`.
 
-    Raises ScoreError for scores that depend on the whole pool.
+    Raises ScoreError if scores depend on the whole pool.
     """
     if pools.of_pool:
         raise ScoreError("a score depends on all samples of its pool, so there is no curve over fewer")
@@ -185,9 +185,9 @@ def diagnostics_report(
     seed: int,
     scale: Scale = PROBABILITY,
 ) -> dict[str, Any]:
-    """Returns all diagnostics of scored ProcessBench chains, and of scored pools by file.
+    """Returns all diagnostics of scored ProcessBench chains (may be None), and of scored pools by file.
 
-    A diagnostic without anything to look at is `{"not_computed": reason}`. `chains` may be None.
+    A diagnostic without suitable data is `{"not_computed": reason}`.
     """
     report: dict[str, Any] = {}
     if chains is not None:
@@ -215,16 +215,16 @@ def _centred(x_M, group_M):
 # ---- Scores before and after edits (`jprm.methods.evaluate.edits`).
 
 EDITED = 100
-"""Correct chains that are edited: about 13 edits each make 1,300 chains to score."""
+"""The most correct chains to edit: about 13 edits each give 1,300 chains to score."""
 
 
 def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTree]:
-    """Returns the first `most` chains of ProcessBench that have no error and a correct answer."""
+    """Returns the first `most` ProcessBench chains without an error and with a correct answer."""
     return [tree for tree in trees if tree.extra.get("first_error") == -1 and tree.nodes[-1].correct][:most]
 
 
 def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshold: float = 0.5) -> dict[str, Any]:
-    """Edits up to `EDITED` right chains, scores the edits and reports how scores react."""
+    """Edits up to `EDITED` correct chains, scores the edits, and reports how scores react."""
     right = right_chains(chains, EDITED)
     if not right:
         return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}
@@ -232,19 +232,22 @@ def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshol
 
 
 MARGINS = {"meaning_kept": 0.05, "meaning_lost": 0.5, "nonsense": 0.2}
-"""What an edit's figure must exceed to be a finding."""
+"""The margin that an edit's figure must exceed to be a finding."""
 
 
 def edits_report(
     chains: Sequence[ReasoningTree], changed: Sequence[ReasoningTree], seed: int, *, threshold: float = 0.5
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns how scores react to edits, from scored chains and their scored edits (the trees of `edited`).
+    """Returns how scores react to edits, from scored chains and their scored edits (`edited`).
 
-    A finding is more than the part's margin of `MARGINS`. `meaning_kept`, by edit: `change`, the mean distance of a
-    step's score before and after, with an interval over problems, and `shift`, the same with its sign. `meaning_lost`,
-    by edit: `unnoticed`, how often the step that the edit made wrong still scores `threshold` or more, and `fall`, how
-    far its score is below that of the step in its place before. `nonsense`, by kind: `preferred`, how often its lowest
-    score is above the right chain's, ties half: a search would be drawn to it.
+    - `meaning_kept`, by edit: `change`, the mean absolute change of a step's score, with an interval over problems, and
+      `shift`, the mean signed change.
+    - `meaning_lost`, by edit: `unnoticed`, how often the step made wrong still scores at least `threshold`, and `fall`,
+      how far its score dropped.
+    - `nonsense`, by kind: `preferred`, how often its lowest score exceeds the correct chain's (ties count half). A
+      search would be drawn to it.
+
+    A finding exceeds the margin in `MARGINS`.
     """
     before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
@@ -288,14 +291,14 @@ MAIN = {
     "unnoticed": "how often a step that the edit made wrong still scores as right",
     "preferred": "how often it scores above the right chain",
 }
-"""The figure of each diagnostic that decides, in words."""
+"""The deciding figure of each diagnostic, in words."""
 
 SCORERS = ("mean", "last", "mean log")
-"""Rules whose slope against length is the scorer's. A product, a sum or an extreme has one by construction."""
+"""Rules for which a length slope concerns the scorer. A product, sum or extreme has one by construction."""
 
 
 def _chain_reader(path: str | os.PathLike) -> str:
-    """Returns the reader of ProcessBench, as published or prepared. Raises RecordError for other chains."""
+    """Returns the reader of ProcessBench files, published or prepared. Raises RecordError for other chains."""
     name = format_of(path)
     for key, record in source(name).reader.read(path) if name == "jsonl" else ():
         if not isinstance(record.get("first_error"), int):
@@ -325,7 +328,7 @@ def run(options: Diagnostics) -> Report:
 
 
 def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
-    """Returns all diagnostics that the chains and pools of the other sections allow; edits need the scorer."""
+    """Returns all diagnostics that the chains and pools of other sections allow; edits need the scorer."""
     chains, pools, seed = None, {}, 0
     scale = next((request.scale for request in requests.values()), PROBABILITY)
     threshold = scale.threshold
@@ -354,7 +357,7 @@ def tables(report: Report) -> Iterator[str]:
 
 
 def rows_of(report: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (name, diagnostic) for everything that is nested in a report."""
+    """Yields (name, diagnostic) for every nested diagnostic in a report."""
     for key, value in report.items():
         name = f"{path}, {words(key)}" if path else words(key)
         if isinstance(value, Mapping):

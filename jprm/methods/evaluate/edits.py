@@ -1,13 +1,13 @@
-"""Edits of right chains: some keep the meaning, some make one step wrong, some leave nonsense.
+"""Edits of correct chains: some keep the meaning, some make one step wrong, some produce nonsense.
 
-Scores should stay after the first, fall at the wrong step of the second, and be low for the third. PRM-BiasBench (Bamba
-et al. 2025, "Reward Under Attack") edits ProcessBench in the first two ways, with a language model; these edits are
-rules. A rule that cannot tell whether it would keep the meaning leaves the chain out: a PRM that reads well must get no
-finding.
+Scores should stay the same after the first kind, fall at the wrong step of the second, and be low for the third.
+PRM-BiasBench (Bamba et al. 2025, "Reward Under Attack") edits ProcessBench in the first two ways with a language model;
+these edits are rules. If a rule cannot be sure to keep the meaning, it skips the chain: a PRM that reads well must not
+get a finding.
 
-An edit makes a new record with `edit` (its name), `of` (the index of its chain) and, if the meaning is kept, `pairs`:
-(step before, step after) that end at the same place of the argument and should score the same. An edit that makes a
-step wrong has `at`, that step's index.
+An edit makes a new record with `edit` (its name) and `of` (the index of its chain). If the meaning is kept it has
+`pairs` of (step before, step after) that end at the same point of the argument and should score the same. If a step is
+made wrong, `at` is its index.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WORD = re.compile(r"[A-Za-z]{3}|\b(?:an|at|by|if|in|is|of|on|or|to)\b", re.IGNO
 def latex(chain: Record) -> Record | None:
     r"""Rewrites `$x$` as `\(x\)`, or the reverse; None if no step has either.
 
-    A step is left as it is if any of its dollars may be money, e.g. `$5 + $3 = $8`.
+    A step stays unchanged if a dollar sign may mean money, e.g. `$5 + $3 = $8`.
     """
     steps = [_in_parentheses(step) for step in chain["steps"]]
     if steps == chain["steps"]:
@@ -70,9 +70,9 @@ _SHORT_WORDS = {"an", "by", "in", "my", "no", "on", "why", "try"}
 
 
 def rename(chain: Record) -> Record | None:
-    """Gives one of the variables x, y, z, n, k a new letter, also in the problem; None if none is safe to rename.
+    """Renames one of the variables x, y, z, n, k, also in the problem; None if none is safe to rename.
 
-    A letter is left alone if it may be a factor (the x of `2bx`), a times sign (`3 x 4`) or part of a name (`x-axis`,
+    A letter is skipped if it may be a factor (the x of `2bx`), a times sign (`3 x 4`) or part of a name (`x-axis`,
     `nth`).
     """
     texts = [chain["problem"], *chain["steps"]]
@@ -91,10 +91,10 @@ def rename(chain: Record) -> Record | None:
 
 
 def _runs(text: str) -> Iterator[tuple[str, bool]]:
-    """Yields runs of letters, and whether each may be a product of its letters.
+    """Yields runs of letters, and whether each may be a product of variables.
 
-    In mathematics every run of two letters or more may be. Elsewhere it may if it stands beside an operator or a digit,
-    or is no word, e.g. `bx` and `nth`.
+    In mathematics, every run of at least two letters may be. Elsewhere it may if it touches an operator or digit, or is
+    not a word, e.g. `bx` and `nth`.
     """
     formulas = [match.span() for match in _MATHEMATICS.finditer(text)]
     words = " ".join(match[0] for match in _TEXT.finditer(text))  # of \text{...}, read after the rest
@@ -109,7 +109,7 @@ def _runs(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _otherwise_used(letter: str, text: str) -> bool:
-    """Returns whether a letter that stands alone may be a times sign, a unit (`5k`) or a part of a name."""
+    """Whether a single letter may be a times sign, a unit (`5k`) or part of a name."""
     alone = rf"(?<![^\W\d_])(?<!\\){letter}(?![^\W\d_])"
     times = rf"[\d)%]\s*{alone}\s*[\d$]|[\w)%]\s+{alone}\s+(?:\$?\d|\(|[^\W\d_](?![^\W\d_]))"
     name = rf"{alone}(?:['’]|(?:\$|\\\))?-[A-Za-z]{{2}})|[A-Za-z]{{2}}-{alone}"
@@ -122,7 +122,7 @@ def _otherwise_used(letter: str, text: str) -> bool:
 
 
 def merge(chain: Record) -> Record | None:
-    """Joins every two steps; None for a single step."""
+    """Joins pairs of steps; None for a single step."""
     steps = chain["steps"]
     if len(steps) < 2:
         return None
@@ -137,7 +137,7 @@ _SENTENCE = re.compile(
 
 
 def split(chain: Record) -> Record | None:
-    """Splits every step of several sentences into two; None if there is none."""
+    """Splits every step with several sentences in two; None if there is none."""
     steps, pairs = [], []
     for i, step in enumerate(chain["steps"]):
         formulas = [match.span() for match in _MATHEMATICS.finditer(step)]
@@ -152,12 +152,12 @@ def split(chain: Record) -> Record | None:
 
 
 def wordy(chain: Record) -> Record | None:
-    """Puts a sentence that says nothing before each step."""
+    """Puts an empty phrase before each step."""
     return _same_steps(chain, [f"Let us now look at this carefully. {step}" for step in chain["steps"]])
 
 
 def _same_steps(chain: Record, steps: list[str], problem: str | None = None) -> Record | None:
-    """Returns the chain with other texts for the same steps; None if nothing changes."""
+    """Returns the chain with new texts for the same steps; None if nothing changes."""
     if steps == chain["steps"]:
         return None
     pairs = [(i, i) for i in range(len(steps))]
@@ -174,18 +174,18 @@ _IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
 
 
 def number(chain: Record) -> Record | None:
-    """Makes the last whole number of a step one larger."""
+    """Adds one to the last whole number of a step."""
     return _made_wrong(chain, _NUMBER, lambda number: str(int(number) + 1), last=True)
 
 
 def negated(chain: Record) -> Record | None:
-    """Denies the first "is", "are" or "equals" of a step."""
+    """Negates the first "is", "are" or "equals" of a step."""
     denials = {"is": "is not", "are": "are not", "equals": "does not equal"}
     return _made_wrong(chain, _IS, denials.__getitem__, last=False)
 
 
 def unfounded(chain: Record) -> Record | None:
-    """Puts a false step in the middle of the chain; None for a single step."""
+    """Inserts a false step in the middle of the chain; None for a single step."""
     steps, middle = chain["steps"], len(chain["steps"]) // 2
     if not middle:
         return None
@@ -197,7 +197,7 @@ MEANING_LOST: dict[str, Edit] = {edit.__name__: edit for edit in (number, negate
 
 
 def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
-    """Returns the chain with one thing changed in one step, the first that has it from the middle on; None for none."""
+    """Changes one match in the first step that has one, from the middle of the chain on; None if there is none."""
     steps = list(chain["steps"])
     for at in range(len(steps) // 2, len(steps)):
         places = list(what.finditer(steps[at]))
@@ -212,8 +212,11 @@ def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *
 
 
 def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
-    """Returns for every chain: `shuffled` steps; `other_problem`, another chain's steps; `repeated`, one step over and
-    over; `bare_answer`, only the last step. Leaves out what equals the chain."""
+    """Returns variants of every chain: `shuffled`, `other_problem`, `repeated` and `bare_answer`.
+
+    They are its steps in random order, the steps of another chain, one step repeated, and the last step alone. Variants
+    equal to the chain are left out.
+    """
     rng, records = np.random.default_rng(seed), []
     for i, chain in enumerate(chains):
         steps = chain["steps"]
@@ -233,7 +236,7 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
 
 
 def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
-    """Records of all edits of all chains."""
+    """Returns the records of all edits of all chains."""
     plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
     kept = [
         record | {"edit": name, "of": i}
