@@ -17,7 +17,7 @@ from jprm.options import OptionError, place_of, values_of
 from jprm.tree import RecordError
 
 _BYTES = 1_000_000
-"""Of a policy's JSON file: a model's weights, named by mistake, are not read."""
+"""Largest policy file in bytes, so that weights named by mistake are not read."""
 
 _REMEDY = (
     'Write {"url": "http://localhost:8000/v1", "model": NAME} for a server, with other fields of ServerConfig as'
@@ -26,15 +26,15 @@ _REMEDY = (
 
 
 def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
-    """Returns the policy of a path; `changes` replace fields of its file, or of the defaults.
+    """Loads the policy at a path; `changes` override fields of its file, or defaults.
 
-    A run's folder, a Hugging Face folder or a GGUF file is sampled in this process with `SamplerConfig`'s defaults. A
-    JSON file is a server, {"url": ..., "model": ...} with further fields of `ServerConfig`, or a model, {"model": PATH}
-    with further fields of `SamplerConfig`.
+    A run's folder, a Hugging Face folder or a GGUF file is sampled in this process with the defaults of
+    `SamplerConfig`. A JSON file describes a server, {"url": ..., "model": ...} with further fields of `ServerConfig`,
+    or a model, {"model": PATH} with further fields of `SamplerConfig`.
 
     Raises:
-      RecordError: a file that is no JSON object, or has a field that is unknown, missing or of the wrong type.
-      FileNotFoundError, ValueError: a model that is absent, damaged or not supported.
+      RecordError: the file is not a JSON object, or a field is unknown, missing or of the wrong type.
+      FileNotFoundError, ValueError: the model is absent, damaged or not supported.
     """
     path = place_of(path)
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
@@ -45,7 +45,7 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
 
 
 def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the object in a policy's JSON file. Raises FileNotFoundError or RecordError where there is none."""
+    """Returns the object in a policy's JSON file. Raises FileNotFoundError or RecordError if there is none."""
     path = path_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Give a policy's JSON file")
@@ -59,7 +59,7 @@ def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def policy_of(settings: dict[str, Any], where: str) -> Policy:
-    """Returns the policy that a JSON file's object describes. Raises as `load_policy`; `where` names the file."""
+    """Builds the policy that a JSON object describes. Raises as `load_policy`; `where` names the file."""
     if "model" not in settings:
         raise RecordError(where, "model", "is absent", _REMEDY)
     if "url" in settings:
@@ -78,14 +78,14 @@ def policy_of(settings: dict[str, Any], where: str) -> Policy:
 
 
 def _checked(kind: type, settings: dict[str, Any]) -> Any:
-    """Returns the config with settings as they are written, which a policy's name depends on; raises OptionError."""
+    """Builds the config with the settings as written, since a policy's name depends on them; raises OptionError."""
     values_of(typing.get_type_hints(kind), settings)
     return kind(**settings)
 
 
 @contextlib.contextmanager
 def refusing(where: str, field: str, remedy: str) -> Iterator[None]:
-    """Raises RecordError for what a part of the file refuses."""
+    """Converts ValueErrors of the block to RecordErrors with the place and remedy."""
     try:
         yield
     except OptionError as error:

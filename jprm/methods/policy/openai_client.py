@@ -1,13 +1,14 @@
 """A policy on an OpenAI-compatible HTTP server: vLLM, SGLang, llama.cpp and others.
 
-Every sample is its own request with its own seed: token counts are exact, one failure costs one sample, and servers
-that cache prefixes compute a shared prompt once. `finish_reason` tells whether a completion is whole. What ended it, a
-step's delimiter or the end of the text, is read from the first of these in the reply: the delimiter in the text (vLLM's
-`include_stop_str_in_output` and SGLang's `no_stop_trim` are requested), `stop_reason` (vLLM), `matched_stop` (SGLang).
-Without any of them, text counts as a finished step. An empty text is then asked for again without a stop: it is the end
-of the chain, or a blank step. A blank step is no step: the sample goes on from it, as in the sampler of this process.
+Each sample is a separate request with its own seed: token counts are exact, a failure costs one sample, and servers
+with a prefix cache compute a shared prompt once. `finish_reason` shows whether a completion is whole. The cause of its
+end, a step's delimiter or the end of the text, is taken from the first of these: the delimiter in the text (requested
+by vLLM's `include_stop_str_in_output` and SGLang's `no_stop_trim`), `stop_reason` (vLLM), `matched_stop` (SGLang).
+Without any of them, a text counts as a finished step. An empty text is requested again without a stop: it is either the
+end of the chain or a blank step. Blank steps do not count: the sample continues after them, as in the sampler of this
+process.
 
-Sampling parameters are all sent, since servers have defaults of their own: vLLM and SGLang those in the model's
+All sampling parameters are sent, because servers have their own defaults: vLLM and SGLang those in the model's
 `generation_config.json`, llama.cpp's server top_k=40 and min_p=0.05. A key of `extra` that is null is not sent.
 """
 
@@ -38,40 +39,40 @@ from jprm.tokenizer import Tokenizer, load_tokenizer
 T = TypeVar("T")
 
 _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
-"""Limits of a reply: in all, and for every token of `max_tokens`, each of which may have 20 log-probabilities."""
+"""Limit of a reply in bytes: a constant, plus an amount per token (each may have 20 log-probabilities)."""
 
 _LONGEST_REST_S = 60.0
-"""Seconds for which one of several servers that fails again and again is left alone."""
+"""Longest pause, in seconds, for one of several servers that fails repeatedly."""
 
 _RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerConfig:
-    """The server and the sampling settings.
+    """Server address and sampling settings.
 
     Attributes:
-      url: the base address with its version, http://localhost:8000/v1, or several of servers of one model. A request
-        goes to the one with the fewest in flight; one that fails rests while others answer, and is then tried again.
-      model: the server's name of the model.
-      key_variable: environment variable that holds the key, whose value is never printed or stored.
-      endpoint: `completions` sends one text. `chat` sends messages, the last being the assistant's unfinished one
-        (`continue_final_message` of vLLM and SGLang). Before the first unfinished one the server is asked whether it
-        continues it, which llama.cpp's does not; `template` needs no such thing.
-      prompt: the text before the steps, for `chat` and with `template` the user's message; `{problem}` is replaced.
-      template: the model's folder or GGUF file on this machine, whose chat template surrounds the prompt of
-        `completions`. Every reply's `usage.prompt_tokens` must then be the number of tokens that were sent.
-      delimiter: ends every step. A step never contains it.
+      url: base address with version, e.g. http://localhost:8000/v1, or several for servers of the same model. Each
+        request goes to the server with the fewest in flight; a failing server rests while others answer, then is
+        retried.
+      model: name of the model on the server.
+      key_variable: environment variable with the key, whose value is never printed or stored.
+      endpoint: `completions` sends one text. `chat` sends messages; the last is the assistant's unfinished one
+        (`continue_final_message` of vLLM and SGLang). Before the first unfinished message, the client checks that the
+        server continues it, which llama.cpp's does not; `template` avoids this.
+      prompt: text before the steps; for `chat` and with `template`, the user's message. `{problem}` is replaced.
+      template: local folder or GGUF file of the model, whose chat template wraps the prompt for `completions`. The
+        `usage.prompt_tokens` of each reply must then equal the number of tokens sent.
+      delimiter: ends every step; must not occur within a step.
       max_tokens: per sample. A sample that reaches it is marked `length`.
-      logprobs: whether to request the log-probabilities of the sampled tokens and their sum.
-      top_logprobs: with `logprobs`, how many of the likeliest tokens in each place to request as well.
-      extra: further keys of the request's body.
-      concurrency: requests in flight at once.
+      logprobs: request log-probabilities of the sampled tokens.
+      top_logprobs: with `logprobs`, number of most likely tokens to request at each position.
+      extra: further keys for the request body.
+      concurrency: maximum requests in flight.
       request_timeout_s, total_timeout_s: seconds for one attempt, and for one sample with all retries and waits.
-      retries: attempts after the first, on time-outs, lost connections, unreadable replies and statuses such as 429
-        and 503.
-      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; every next range is doubled, up to 60 s. A
-        longer `Retry-After` is honoured.
+      retries: attempts after the first, on time-outs, lost connections, unreadable replies and e.g. status 429 or 503.
+      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; each later range doubles, up to 60 s. A longer
+        `Retry-After` is honoured.
     """
 
     url: str | tuple[str, ...]
@@ -115,7 +116,7 @@ class ServerConfig:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Every server's address."""
+        """All server addresses."""
         return (self.url,) if isinstance(self.url, str) else tuple(self.url)
 
 
@@ -126,13 +127,13 @@ def _check_url(text: str) -> None:
         raise ValueError(f"url is {text!r}: {error}") from None
     known = url.scheme in ("http", "https") and url.host and not set(url.host) & set("[] %")
     if not known or not 0 < (url.port or 80) < 2**16:
-        raise ValueError(f"url is {text!r}: write the base address, such as http://localhost:8000/v1")
+        raise ValueError(f"url is {text!r}: write the base address, e.g. http://localhost:8000/v1")
     if url.userinfo:
         raise ValueError("url holds a password: put it in an environment variable and set key_variable to its name")
 
 
 class _Retry(Exception):
-    """An attempt that failed and may succeed later. `after_s`: the wait that the server requests."""
+    """A failed attempt that may succeed later. `after_s`: wait that the server requested."""
 
     def __init__(self, reason: str, after_s: float = 0.0):
         super().__init__(reason)
@@ -140,11 +141,11 @@ class _Retry(Exception):
 
 
 class _Refused(Exception):
-    """An attempt that would fail again."""
+    """A failed attempt that would fail again."""
 
 
 class _Servers:
-    """Addresses of servers that answer alike: which of them is asked next, and which are left alone for a while."""
+    """Load balancing over equivalent servers: the next one to ask, and the ones that rest."""
 
     def __init__(self, urls: Sequence[str]):
         self._busy = dict.fromkeys(urls, 0)  # requests in flight
@@ -153,7 +154,7 @@ class _Servers:
 
     @contextlib.contextmanager
     def asked(self, now: float) -> Iterator[str]:
-        """Yields the address of a server for one request: of those that do not rest, the one with the least to do."""
+        """Yields the address for one request: the least busy server that does not rest."""
         url = min(self._busy, key=lambda url: (max(0.0, self._rests[url] - now), self._busy[url]))
         self._busy[url] += 1
         try:
@@ -162,9 +163,10 @@ class _Servers:
             self._busy[url] -= 1
 
     def failed(self, url: str, now: float, wait: float) -> float:
-        """Lets a server rest, longer each time; returns after how many seconds a request that it failed is sent again.
+        """Lets a server rest, longer after each failure; returns the seconds until its failed request should be
+        retried.
 
-        That is `wait` where there is no other server, and at once where another does not rest.
+        That is `wait` if there is no other server, and 0 if another one is available.
         """
         if now >= self._rests[url]:
             self._rests[url] = now + min(_LONGEST_REST_S, wait * 2 ** self._failures[url])
@@ -177,14 +179,14 @@ class _Servers:
 
 
 class ServerPolicy:
-    """A `Policy` that samples from a server, or from several of the same model.
+    """A `Policy` that samples from one or several servers of the same model.
 
     Attributes:
-      took: is called by `sample` with each sample once it is there: sample j of prefix i has the place i * n + j.
+      took: callback of `sample` for each finished sample; sample j of prefix i has position i * n + j.
 
     Raises:
-      ValueError: the environment variable for the key is not set or holds no key; or `template` cannot be used.
-      FileNotFoundError: no `template` there.
+      ValueError: the environment variable for the key is unset or invalid, or `template` cannot be used.
+      FileNotFoundError: `template` does not exist.
     """
 
     def __init__(self, config: ServerConfig):
@@ -205,11 +207,11 @@ class ServerPolicy:
         self._silent = False  # whether log-probabilities were missed, which is reported once
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """As `Policy.sample`.
+        """See `Policy.sample`.
 
         Raises:
-          RuntimeError: the caller runs in an event loop, where it can await `sample_async`.
-          ValueError: a chat server that does not continue an unfinished message.
+          RuntimeError: the caller runs in an event loop; await `sample_async` there.
+          ValueError: the chat server does not continue an unfinished message.
         """
         try:
             asyncio.get_running_loop()
@@ -243,7 +245,7 @@ class ServerPolicy:
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _key(self) -> str:
-        """Returns the key, read when needed and stored nowhere; "" if none is configured."""
+        """Returns the key, read when needed and never stored; "" if none is configured."""
         if (variable := self.config.key_variable) is None:
             return ""
         key = os.environ.get(variable, "").strip()
@@ -254,16 +256,16 @@ class ServerPolicy:
         return key
 
     def _short(self, text: str) -> str:
-        """Returns a server's text as one line, without the key, which some servers repeat."""
+        """Returns a server's text as one line, without the key, which some servers echo."""
         if key := self._key():
             text = text.replace(key, "***")
         text = " ".join(text.split())
         return repr(text if len(text) <= 200 else text[:200] + "…")
 
     async def _check_continuing(self, client: httpx2.AsyncClient) -> None:
-        """Asks the server to continue a message, and counts its tokens: none may end the message or begin another.
+        """Tests by token counts that the server continues a message, without ending it or beginning another.
 
-        Raises ValueError for a server that does not continue it, or whose template drops the delimiter at its end.
+        Raises ValueError if it does not, or if its template drops a trailing delimiter.
         """
         config = self.config
         bodies = [request_body(config, Prefix("1+1", steps), "end", 0) for steps in ((), ("1",), ("1",))]
@@ -280,7 +282,7 @@ class ServerPolicy:
         self._continues = True
 
     async def _draw(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
-        """Returns one sample. One that begins with blank steps is continued after them."""
+        """Returns one sample; continues it if it begins with blank steps."""
         config, lead = self.config, ""
         drawn: list[Sample] = []
         for _ in range(BLANK_STEPS):
@@ -310,8 +312,9 @@ class ServerPolicy:
         raise _Refused(f"{BLANK_STEPS} steps in a row are blank")
 
     def _check_prompt(self, body: Mapping[str, Any], reply: Any) -> None:
-        """Raises ValueError if the server counts other tokens than those of the prompt as `template` writes it, or
-        fewer than any tokenizer makes of the prompt: it has cut the prompt to its context."""
+        """Raises ValueError if the server counts other prompt tokens than `template` yields, or fewer than any
+        tokenizer could: it truncated the prompt.
+        """
         sent = getattr(self._tokenizer, "encode_control", None)
         counted = _counted(reply, "prompt_tokens")
         texts = [body["prompt"]] if "prompt" in body else [message["content"] for message in body["messages"]]
@@ -324,7 +327,7 @@ class ServerPolicy:
             raise ValueError(f"{differ}: the server adds tokens, or has another tokenizer")
 
     async def _ask(self, client: httpx2.AsyncClient, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:
-        """Makes attempts until one succeeds or is refused, or attempts or time run out; returns what `read` returns."""
+        """Repeats attempts until one succeeds or is refused, or until limits are reached; returns `read(reply)`."""
         config = self.config
         loop = asyncio.get_running_loop()
         deadline = loop.time() + config.total_timeout_s
@@ -383,7 +386,7 @@ class ServerPolicy:
             raise _Refused(f"{url}: {shortened(str(error), 200)}: {self._short(text)}") from None
 
     async def _content(self, response: httpx2.Response) -> bytearray:
-        """Returns the body of a reply, which is neither decompressed nor longer than a sample's can be."""
+        """Reads a response body. Rejects compressed bodies, and ones longer than a sample can be."""
         encoding = response.headers.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
             raise _Retry(f"the reply is compressed ({self._short(encoding)}), which was not requested")
@@ -398,20 +401,20 @@ class ServerPolicy:
 
 EXPLICIT = {"top_k": 2**30, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
-"""Sampling from all tokens as they are. Servers differ in how they write "all" of top_k; none has so many tokens."""
+"""Settings for unmodified sampling. Servers disagree on the value of top_k for "all"; no vocabulary is this large."""
 
 _OPTIONAL = (*EXPLICIT, "temperature", "top_p", "seed", "logprobs", "top_logprobs", "max_tokens", "no_stop_trim",
              "include_stop_str_in_output", "add_special_tokens")  # fmt: skip
-"""Keys of a body that a server may refuse, and that the settings can leave out."""
+"""Keys of a request that a server may reject, and that the settings can omit."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens")
-"""Names of the limit of tokens. OpenAI's reasoning models and Azure refuse the first."""
+"""Names of the token limit. OpenAI's reasoning models and Azure reject the first."""
 
 _BYTES_OF_A_TOKEN, _RUNS = 16, re.compile(r"(.)\1+", re.DOTALL)
-"""No tokenizer has so many bytes of text a token, if equal characters in a row count once."""
+"""Upper bound on bytes per token for any tokenizer, counting repeated characters once."""
 
 _SHORTEST_CONTEXT = 256
-"""Tokens to which no server cuts a prompt."""
+"""No server has a shorter context than this, in tokens."""
 
 _ENDS: dict[str | None, Literal["stop", "end", "step", "length"]] = {
     "stop": "stop", "complete": "stop", "finished": "stop", None: "stop",  # llama.cpp, Gemini, Cohere, Ollama
@@ -419,20 +422,20 @@ _ENDS: dict[str | None, Literal["stop", "end", "step", "length"]] = {
     "stop_sequence": "step", "stop_str": "step",
     "length": "length", "max_tokens": "length", "max_length": "length", "max_output_tokens": "length",
 }  # fmt: skip
-"""A `finish_reason` in lower case, and whether the text ended by itself (`end`), at the delimiter (`step`), or at one
-of the two (`stop`). Others, such as content_filter, end a text that is not whole."""
+"""Meaning of a lower-case `finish_reason`: the text ended by itself (`end`), at the delimiter (`step`), or either
+(`stop`). Other reasons, e.g. content_filter, mean an incomplete text."""
 
 BLANK_STEPS = 8
-"""A sample that begins with so many blank steps fails."""
+"""A sample fails if it begins with so many blank steps."""
 
 MOST_OF_A_DIGIT = 2
-"""Tokens that "1" has at most: SentencePiece may put one before it. To end and begin a message takes three or more."""
+"""Maximum tokens of "1": SentencePiece may prepend one. Ending and beginning a message takes at least three."""
 
 
 def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, lead: str = "") -> dict[str, Any]:
-    """Returns the JSON body that requests one sample from the server: a completion, or an answer in a chat.
+    """Returns the JSON request for one sample, as a completion or a chat.
 
-    `lead` are blank steps that the sample has begun with.
+    `lead`: blank steps with which the sample has begun.
     """
     # Where turns are marked by control tokens, a problem or a step that names one would begin a turn
     data = guarded if config.endpoint == "chat" or CONTROL.search(config.prompt) else str
@@ -467,9 +470,9 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
 
 
 def _limited(config: ServerConfig, body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """Returns the body with a limit of tokens, which `extra` may lower.
+    """Adds a token limit to the body; `extra` may lower it.
 
-    Its name is the one that has a number in `extra`, else the first that is not null there.
+    Its name is the one with a number in `extra`, else the first that is not null there.
     """
     names = [name for name in _LIMITS if config.extra.get(name) is not None]
     names += [name for name in _LIMITS if name not in config.extra]
@@ -479,7 +482,7 @@ def _limited(config: ServerConfig, body: Mapping[str, Any], tokens: int) -> dict
 
 
 def _counted(reply: Any, name: str) -> int | None:
-    """Returns a number of tokens in a reply's `usage`, None where it has none."""
+    """Returns a token count in the reply's `usage`, or None."""
     usage = reply.get("usage") if isinstance(reply, Mapping) else None
     count = usage.get(name) if isinstance(usage, Mapping) else None
     return count if type(count) is int else None
@@ -492,7 +495,7 @@ def _prompt_tokens(reply: Any) -> int:
 
 
 def _joined(drawn: Sequence[Sample]) -> Sample:
-    """Returns parts of one sample, of which only the last has steps, as a whole."""
+    """Joins the parts of one sample; only the last part has steps."""
     tokens, last = sum(sample.tokens for sample in drawn), drawn[-1]
     logprobs = [sample.logprob for sample in drawn if sample.logprob is not None]
     logprob = sum(logprobs) if len(logprobs) == len(drawn) else None
@@ -504,13 +507,13 @@ def _joined(drawn: Sequence[Sample]) -> Sample:
 
 
 def _told_nothing(config: ServerConfig, reply: Any) -> str:
-    """Returns the blank text at the start of an answer without a stop; "" where the text ends there."""
+    """Returns the leading blank text of a reply without a stop; "" if the text ends there."""
     text = _text(config, reply)
     return text[: len(text) - len(text.lstrip())] or ("" if not text else config.delimiter)
 
 
 def _text(config: ServerConfig, reply: Any) -> str:
-    """Returns the text of a reply. Raises ValueError for one without exactly one choice and its text."""
+    """Returns the text of a reply. Raises ValueError unless it has exactly one choice with text."""
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
         count = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
@@ -526,9 +529,9 @@ def _text(config: ServerConfig, reply: Any) -> str:
 
 
 def _with_thoughts(message: Mapping[str, Any]) -> Any:
-    """Returns a message's text after its thoughts in <think> tags, if the server has moved them to a field or a part.
+    """Prepends thoughts in <think> tags to a message's text, if the server moved them to a separate field or part.
 
-    Thoughts without a text are not at their end. Raises RecordError for parts that are no text.
+    Thoughts without a text are unfinished, so the tag stays open. Raises RecordError for parts other than text.
     """
     kinds = {**dict.fromkeys(THOUGHTS, (str, list)), **dict.fromkeys(WRAPPERS, Mapping)}
     first = next(
@@ -544,9 +547,9 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
 
 
 def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> tuple[Sample, str]:
-    """Returns the sample in a reply, and its text. A blank step is a sample of no steps that ends with `step`.
+    """Returns the sample in a reply, and its text. A blank step is a sample without steps and with reason `step`.
 
-    Raises ValueError for a reply without exactly one choice, its text, a known `finish_reason` and a count of tokens.
+    Raises ValueError unless the reply has exactly one choice with text, a known `finish_reason` and a token count.
     """
     text = _text(config, reply)
     (choice,) = reply["choices"]
@@ -575,8 +578,9 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
 def _logprobs(
     config: ServerConfig, choice: Mapping[str, Any]
 ) -> tuple[LogProb | None, tuple[tuple[str, LogProb], ...], tuple[dict[str, LogProb], ...]]:
-    """Returns the sum of the tokens' log-probabilities, each with its token's text, and the likeliest tokens in the
-    place of each, by their text. None and () for what is unknown, which is all if one number is no log-probability."""
+    """Returns the total log-probability, (text, log-probability) of each token, and the alternatives at each
+    position. Unknown parts are None or (); all are, if any value is invalid.
+    """
     logprobs = choice.get("logprobs")
     if not config.logprobs or not isinstance(logprobs, Mapping):
         return None, (), ()
@@ -594,7 +598,7 @@ def _logprobs(
 
 
 def _by_token(logprobs: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """Returns each token's text, number and alternatives, of a chat's form or of a completion's, by what is there."""
+    """Returns (text, value, alternatives) per token, from the chat or completions format."""
     if isinstance(content := logprobs.get("content"), list):
         tokens = [token if isinstance(token, Mapping) else {} for token in content]
         return [(token.get("token"), token.get("logprob"), token.get("top_logprobs")) for token in tokens]
@@ -607,7 +611,7 @@ def _by_token(logprobs: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def _alternatives(place: Any) -> dict[str, LogProb] | None:
-    """Returns the log-probabilities of tokens by their text; None if there are none. Raises ValueError."""
+    """Returns log-probabilities by token text, or None. Raises ValueError for invalid values."""
     if isinstance(place, list):
         pairs = [(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
     else:
@@ -616,7 +620,7 @@ def _alternatives(place: Any) -> dict[str, LogProb] | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Returns the seconds of a `Retry-After`, given as seconds or as a date; 0 if there is no readable one."""
+    """Returns the seconds of a `Retry-After` header (a number or a date); 0 if absent or unreadable."""
     value = headers.get("retry-after", "").strip()
     try:
         if value.isdecimal():

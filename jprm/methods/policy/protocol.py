@@ -1,4 +1,4 @@
-"""Policies: given problems, or prefixes of chains, they sample next steps or whole completions."""
+"""Policies sample next steps or whole completions, given problems or prefixes of chains."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from jprm.io.jsonl import Rejects, count, parse, read_lines, reject_with
 from jprm.tree import ReasoningTree, RecordError, check_id, tree_of
 
 Until = Literal["step", "end"]
-"""How far a sample goes: one step, or to the end of the chain."""
+"""Extent of a sample: one step, or to the end of the chain."""
 
 FINISH_REASONS = ("step", "stop", "length", "error")
-"""`step`: at the end of a step; the chain may continue. `stop`: the policy ended the chain. `length`: a token limit cut
-it off, so neither the last step nor the chain is whole. `error`: nothing was sampled, for the reason `Sample.error`."""
+"""`step`: ended after a step; the chain may continue. `stop`: the policy ended the chain. `length`: cut off by a token
+limit, so that the last step and the chain are incomplete. `error`: sampling failed, see `Sample.error`."""
 
 
 _ROUNDING = 1e-3
-"""By how much a log-probability may be above 0: half precision rounds so."""
+"""Tolerance for log-probabilities above 0, from rounding in half precision."""
 
 
 class LogProb(float):
-    """The natural logarithm of a probability: finite and at most 0. Raises ValueError for any other value."""
+    """A natural log-probability: finite and at most 0. Raises ValueError for other values."""
 
     __slots__ = ()
 
@@ -45,14 +45,14 @@ class Prefix:
 class Sample:
     """A policy's text after a prefix.
 
-    The last four fields are empty where the policy was not told to report them or does not know them, and in files of
-    kept samples.
+    The last four fields are empty in stored samples, and if the policy was not asked to report them or does not know
+    them.
     """
 
-    steps: tuple[str, ...]  # the new ones, none blank; there are none if the policy takes the chain for finished
+    steps: tuple[str, ...]  # the new, non-blank steps; empty if the policy considers the chain finished
     tokens: int  # generated ones, with the end of text if the policy counts it
     finish_reason: str  # one of FINISH_REASONS
-    logprob: float | None = None  # natural, of all generated tokens; with the temperature or not, as the policy says
+    logprob: float | None = None  # natural, of all generated tokens; the policy defines its temperature
     error: str | None = None  # the reason, only for `error`
     token_logprobs: tuple[tuple[str, LogProb], ...] = ()  # of every generated token, with its text
     token_ids: tuple[int, ...] = ()  # of those tokens
@@ -71,8 +71,8 @@ class Sample:
 class Policy(Protocol):
     """A generator of steps.
 
-    `name` identifies the sampled distribution: weights, prompt, temperature and everything else that changes it.
-    Samples are cached under it.
+    `name` identifies the sampled distribution: weights, prompt, temperature and all else that changes it. Samples are
+    cached under it.
     """
 
     name: str
@@ -80,42 +80,42 @@ class Policy(Protocol):
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """Returns n samples per prefix, in order: one step each (`until="step"`) or the rest of the chain (`"end"`).
 
-        Sample j of a prefix has number `seed + j`. The same number gives an equally distributed sample, and the same
-        one if the policy can; different numbers are independent.
+        Sample j of a prefix has number `seed + j`. Equal numbers give equally distributed samples, and identical ones
+        if the policy is deterministic; different numbers are independent.
 
-        A sample that fails is marked `error` and the others are returned. A policy raises only for what no further
-        attempt could fix.
+        A failed sample is marked `error`, and the others are returned. A policy should raise only if no retry could
+        succeed.
         """
         ...
 
 
 class Turns(Protocol):
-    """What a policy offers that acts in a world: its steps are turns, and the world rewards them."""
+    """Methods of a policy that acts in an environment: its steps are turns, rewarded by the environment."""
 
     def know(self, path: str | os.PathLike) -> None:
         """Reads the tasks in a file."""
         ...
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Returns a tree of messages as a tree of steps."""
+        """Converts a tree of messages to a tree of steps."""
         ...
 
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Returns a tree of steps as a tree of messages."""
+        """Converts a tree of steps to a tree of messages."""
         ...
 
 
 def turns_of(policy: Policy) -> Turns | None:
-    """Returns the policy's `as_turns`, or None if it has none: it writes steps."""
+    """Returns the policy's `as_turns`, or None if it writes steps of text."""
     return getattr(policy, "as_turns", None)
 
 
-# ---- Problems, which policies are asked to solve.
+# ---- Problems for policies.
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem to solve. `answer` is the true one, None where unknown; `extra` holds the record's other keys."""
+    """A problem to solve. `answer` is the true one, or None; `extra` holds the record's other keys."""
 
     text: str
     answer: str | float | None = None
@@ -128,13 +128,13 @@ _CHAINS = ("steps", "samples", "nodes", "labels", "scores", "completions", "sema
 def read_problems(
     path: str | os.PathLike, on_error: str = "stop", rejects: Rejects | None = None
 ) -> Iterator[tuple[bytes, Problem]]:
-    """Yields (line, problem) for a file or a prepared folder of records with `problem` and, where known, `answer`.
+    """Yields (line, problem) from a file or prepared folder of records with `problem` and optionally `answer`.
 
     Other keys are kept, except those of chains.
 
     Raises:
-      RecordError: for on_error='stop'. With 'skip' the line goes to `rejects`.
-      ValueError: a file without a line.
+      RecordError: if on_error='stop'. With 'skip', the line goes to `rejects`.
+      ValueError: the file is empty.
     """
     reject = reject_with(on_error, rejects)
     count(path)  # not empty

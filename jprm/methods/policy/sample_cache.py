@@ -1,4 +1,4 @@
-"""A policy whose samples are kept on disk, so that a killed run pays for none of them twice."""
+"""A policy whose samples are stored on disk, so that a killed run never pays twice for a sample."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ Place = tuple[Until, str, int]
 
 
 class PolicyError(ValueError):
-    """A policy that gave no sample."""
+    """The policy produced no sample."""
 
 
 def prefix_key(prefix: Prefix) -> str:
-    """Returns the hash of a prefix's problem and steps."""
     return hashlib.sha256(json.dumps([prefix.problem, *prefix.steps]).encode()).hexdigest()
 
 
 class KeptPolicy:
-    """A `Policy` that keeps another policy's samples in a JSON Lines file and samples only missing ones.
+    """A `Policy` that stores another policy's samples in a JSON Lines file, and samples only missing ones.
 
-    A call's samples are stored before it returns. Failed ones are not kept, so they are sampled again. Nothing derived
-    from a sample is stored, such as whether its answer is correct. A context manager that locks the file; in a bucket,
-    where it is pieces (`jprm.io.storage.Appended`), the second of two runs that write it is refused.
+    Samples are stored before a call returns. Failed ones are not stored, so they are sampled again. Derived data, e.g.
+    whether an answer is correct, are not stored either. It is a context manager that locks the file; in a bucket, where
+    the file consists of pieces (`jprm.io.storage.Appended`), the second concurrent writer is refused.
 
     Attributes:
-      sampled: samples that the other policy has given to this object.
+      sampled: number of samples that the other policy gave to this object.
 
     Raises:
-      RecordError: FILE:LINE of a line that is no sample. An unfinished last line, which a kill leaves, is cut off.
+      RecordError: a line, named FILE:LINE, is not a sample. An incomplete last line, left by a kill, is cut off.
       ValueError: another run is writing the file.
     """
 
@@ -62,20 +61,20 @@ class KeptPolicy:
 
     @property
     def answered(self) -> bool:
-        """Whether any sample of this policy is kept."""
+        """Whether any sample of this policy is stored."""
         return bool(self._kept)
 
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
-        """Returns (first, count) of the runs of sample numbers seed .. seed + n - 1 of a prefix that are not kept."""
+        """Returns (first, count) for each run of missing sample numbers in seed .. seed + n - 1 of a prefix."""
         return consecutive([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
 
     @property
     def tokens(self) -> int:
-        """Tokens of all its samples in the file: what they have cost, in stopped runs too."""
+        """Tokens of all stored samples of this policy: their total cost, including stopped runs."""
         return sum(sample.tokens for sample in self._kept.values())
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
-        """Returns the kept ones of a prefix's samples seed .. seed + n - 1."""
+        """Returns the stored samples seed .. seed + n - 1 of a prefix."""
         key = prefix_key(prefix)
         return [self._kept[place] for i in range(seed, seed + n) if (place := (until, key, i)) in self._kept]
 
@@ -127,7 +126,7 @@ class KeptPolicy:
 
 
 def consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Returns (first, count) of the runs of consecutive numbers in an increasing list."""
+    """Splits increasing numbers into runs of consecutive ones, as (first, count)."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and sum(runs[-1]) == number:

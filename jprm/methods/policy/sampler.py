@@ -1,8 +1,8 @@
-"""A policy that samples from a language model in this process: a base model, or one that jprm trained.
+"""A policy that samples from a language model in this process: a base model, or one trained by jprm.
 
-A prefix's prompt is computed once, and its samples share the keys. A jitted loop decodes the samples' own tokens. A row
-whose samples have ended takes waiting ones (`DecodingRows`), so that no row waits for the longest sample of all. Rows,
-prompts and samples are padded to powers of two, and each combination that occurs is compiled once.
+A prompt is computed once, and its samples share the keys. A jitted loop decodes the samples' own tokens. A finished row
+takes waiting samples (`DecodingRows`), so that no row waits for the longest sample overall. Rows, prompts and samples
+are padded to powers of two; each occurring combination is compiled once.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout, prompt_layout
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 32
-"""The least tokens of a padded prompt, and of the room for a sample at first. Both are doubled where needed."""
+"""Minimum tokens of a padded prompt, and initial room for a sample. Both are doubled as needed."""
 
 REFILL = 8
-"""New samples begin when one row in so many is free, so that several prompts are computed together."""
+"""New samples begin once one in so many rows is free, so that several prompts are computed together."""
 
 FEWER = 4
-"""Rows whose samples have all ended are dropped when a sample's room is doubled, if that leaves so many times fewer."""
+"""Finished rows are dropped if this leaves so many times fewer rows."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplerConfig:
-    """How a model is sampled.
+    """Sampling settings.
 
     Attributes:
       temperature: 0 takes the most probable token.
-      top_p: probability mass of the most probable tokens, from which tokens are sampled.
-      max_tokens: of a sample; one that reaches it ends with `length`.
-      prompt: the text before the steps, with `{problem}` and control tokens such as <|im_start|>. Empty: jprm's own
-        layout, in which it trains policies and PRMs.
-      chat: whether `prompt` is the user's message (`{problem}` if empty), which the model's chat template surrounds.
-      delimiter: text with a line break that ends every step; a newline in jprm's own layout.
-      rows: the most samples decoded at once.
-      logprobs: whether samples hold the id and log-probability of each token, at the sampling temperature.
-      entropies: of how many of the most probable tokens samples hold the entropy before each token, at the sampling
-        temperature; 0: of none.
-      dtype: what matrices are stored as; empty: the type of the model's computation. With int8 the head has bfloat16.
+      top_p: probability mass of the most probable tokens that may be sampled.
+      max_tokens: per sample. A sample that reaches it ends with `length`.
+      prompt: text before the steps, with `{problem}` and control tokens, e.g. <|im_start|>. Empty: jprm's own layout,
+        in which it trains policies and PRMs.
+      chat: `prompt` is the user's message (`{problem}` if empty), wrapped by the model's chat template.
+      delimiter: ends every step, and must contain a line break; a newline in jprm's own layout.
+      rows: maximum samples decoded at once.
+      logprobs: store id and log-probability of each token, at the sampling temperature.
+      entropies: store the entropy before each token over so many most probable tokens, at the sampling temperature; 0
+        for none.
+      dtype: storage type of matrices; empty for the model's computation type. With int8, the head is bfloat16.
     """
 
     temperature: float = 0.8
@@ -118,11 +118,11 @@ class Drawn:
     """One sample as tokens.
 
     Attributes:
-      ids: the sampled tokens, with the end of text if it was sampled.
-      logprob_N: of each token, float32, at the sampling temperature and over all tokens.
-      logprob: the sum under the model itself, at temperature 1.
-      finish_reason: as of `Sample`, or `open` for a chain that is to go on.
-      entropy_N: before each token, in nats, where `SamplerConfig.entropies` asks for it.
+      ids: sampled tokens, including the end of text if it was sampled.
+      logprob_N: float32 per token, at the sampling temperature and over all tokens.
+      logprob: total under the model itself, at temperature 1.
+      finish_reason: as in `Sample`, or `open` for a chain that will continue.
+      entropy_N: in nats before each token, if `SamplerConfig.entropies` is set.
     """
 
     ids: tuple[int, ...]
@@ -132,28 +132,28 @@ class Drawn:
     entropy_N: Float32[np.ndarray, " N"] | None = None
 
     def followed(self, new: Drawn) -> Drawn:
-        """Returns the sample as it goes on, without entropies."""
+        """Appends a continuation; drops entropies."""
         logprob_N = np.concatenate([self.logprob_N, new.logprob_N])
         return Drawn(self.ids + new.ids, logprob_N, self.logprob + new.logprob, new.finish_reason)
 
 
 NOTHING = Drawn((), np.zeros(0, np.float32), 0.0, "open")
-"""A chain of which nothing is drawn yet."""
+"""A chain before its first token."""
 
 
 class Sampler:
     """A `Policy` of a language model on a mesh. `logprob` is under the model itself: temperature 1, all tokens.
 
-    A sample's tokens do not depend on the samples computed with it, except through the last bits of its logits. Without
-    an end of text in the tokenizer, chains never end.
+    A sample's tokens do not depend on other samples in the batch, except through the last bits of its logits. If the
+    tokenizer has no end of text, chains never end.
 
     Attributes:
-      params, config: the model's, with every layer in a group of its own, and key-value heads repeated for the mesh.
-      devices: parts into which the mesh splits rows.
-      watch: is called now and then in a call that samples, with the tokens and whole samples that it has so far.
-      took: is called by `sample` with each sample once it has ended: sample j of prefix i has the place i * n + j.
+      params, config: the model's, with one group per layer, and key-value heads repeated for the mesh.
+      devices: number of parts into which the mesh splits rows.
+      watch: progress callback during a call: number of tokens and finished samples so far.
+      took: callback of `sample` for each finished sample; sample j of prefix i has position i * n + j.
 
-    Raises ValueError for a model that cannot be sampled.
+    Raises ValueError if the model cannot be sampled.
     """
 
     def __init__(
@@ -181,21 +181,21 @@ class Sampler:
         self.push(params, name, take)
 
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
-        """Replaces the parameters by a copy of others, of the same model; nothing is compiled again.
+        """Replaces the parameters by a copy of others, of the same model, without recompilation.
 
-        They may be on the mesh of several processes, which all push together. `name` says whose they are; the policy's
-        own name adds the options. `take` removes the parameters from their dictionaries (`decoding_copy`).
+        They may be on a mesh of several processes, which must all push together. `name` identifies the parameters; the
+        policy's name adds the options. `take` removes the parameters from their dictionaries (see `decoding_copy`).
         """
         self.params: Mapping = {}  # the old copy goes before the new one is made
         self.params = decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move, take)
         self.name = f"{name}#{self._digest}"
 
     def stop_at(self, token: int) -> None:
-        """Ends samples at this token too."""
+        """Makes samples also end at this token."""
         self._stop_V = self._stop_V | (np.arange(len(self._stop_V)) == token)
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """As `Policy.sample`."""
+        """See `Policy.sample`."""
 
         def ended(new: Mapping[int, Drawn]) -> None:
             if (took := self.took) is not None:
@@ -209,9 +209,9 @@ class Sampler:
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
         stream: tuple[int, ...] = (), ended: Callable[[Mapping[int, Drawn]], None] = lambda new: None,
     ) -> list[list[Drawn]]:  # fmt: skip
-        """Returns what `sample` does, as tokens. `stream` numbers draws that are independent of other streams'.
+        """Like `sample`, but returns tokens. Different values of `stream` give independent samples.
 
-        `ended` takes samples by place (i * n + j) as they end.
+        `ended` receives samples by position (i * n + j) as they end.
         """
         prompts = list(map(self.prompt, prefixes))
         alone = until == "end" and max(map(len, prompts), default=0) <= self.options.max_tokens
@@ -227,10 +227,10 @@ class Sampler:
         return [[drawn[i * n + j] for j in range(n)] for i in range(len(prefixes))]
 
     def go_on(self, wanted: Sequence[Wanted], needed: int) -> list[Drawn]:
-        """Returns whole chains, some of them begun before, when the first `needed` of them have ended.
+        """Continues chains until the first `needed` of them have ended; returns all.
 
-        The others are as far as they came, with the reason `open`; one that no row was free for has no new token. A
-        chain's tokens depend on the parameters that drew them, and not on when it was interrupted.
+        Unfinished chains have the reason `open`; some may have no new token, if no row was free. A chain's tokens
+        depend on the parameters at their sampling, but not on interruptions.
         """
         _, most = jobs_at_once(len(wanted), 1, self.options.rows, self.devices)
         jobs = [
@@ -241,21 +241,21 @@ class Sampler:
         return [x.begun.followed(drawn[i]) if i in drawn else x.begun for i, x in enumerate(wanted)]
 
     def prompt(self, prefix: Prefix) -> list[int]:
-        """Returns the token ids that a sample follows."""
+        """Returns the token ids before a sample."""
         steps = (self.layout.step(text, number) for number, text in enumerate(prefix.steps))
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
     def rows(self, count: int) -> int:
-        """Returns how many rows are computed for so many: a power of two for each device."""
+        """Returns the padded number of rows: a power of two per device."""
         return self.devices * padded_size(-(-count // self.devices))
 
     def _drawn(
         self, jobs: Sequence[Job], m: int, most: int, until: str,
         ended: Callable[[Mapping[int, Drawn]], None] = lambda new: None,
     ) -> dict[int, Drawn]:  # fmt: skip
-        """Returns the jobs' samples by place, in `most` rows at most; a row whose samples have ended takes a new job.
+        """Decodes jobs in at most `most` rows, refilling finished rows; returns samples by position.
 
-        It ends with the last needed sample.
+        Stops once no needed sample is unfinished.
         """
         if not jobs:
             return {}
@@ -282,13 +282,13 @@ class Sampler:
         self, past: decode.Past, length_B: np.ndarray, last_B: np.ndarray, number_B: np.ndarray, hash_B: np.ndarray,
         end_B: np.ndarray, m: int, until: str, kept: Callable[[decode.DecodingState, np.ndarray], None] | None = None,
     ) -> list[Drawn]:  # fmt: skip
-        """Returns samples, m after each row of `past`, which lacks the last token before them.
+        """Decodes m samples after each row of `past`, which must lack the last token before them.
 
         Args:
-          length_B, last_B: how many tokens stand before each sample, and the last of them.
-          number_B, hash_B: what numbers a sample: equal ones are sampled alike.
+          length_B, last_B: number of tokens before each sample, and the last of them.
+          number_B, hash_B: random key of a sample; equal keys give equal samples.
           end_B: `decode.RUNNING`, or `decode.STOP` for padding.
-          kept: takes samples that have ended, with their keys, and the row of `past` of every m of them.
+          kept: receives finished samples with their keys, and the row of `past` for every m of them.
         """
         rows = DecodingRows(self, len(end_B) // m, m, until)
         rows.begin(past, length_B, last_B, number_B, hash_B, end_B)
@@ -314,8 +314,9 @@ class Sampler:
         return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob, **by_token)
 
     def step_stops(self, ids: Sequence[int]) -> tuple[list[int], int]:
-        """Returns, for each step that its delimiter ends in these ids, the index after its last token; and the column
-        of the progress table after all."""
+        """Returns the index after the last token of each delimited step in `ids`, and the final column of the
+        progress table.
+        """
         stops, progress = [], 0
         for index, token in enumerate(ids, start=1):
             progress = int(self._table_VP[token, progress])
@@ -325,19 +326,19 @@ class Sampler:
         return stops, progress
 
 
-# ---- A copy of a model for decoding: every layer alone, in the type it is stored as, on the mesh that decodes.
+# ---- A copy of a model for decoding: unstacked layers in their storage type, on the decoding mesh.
 
 Stored = Callable[[Mapping], dict]
-"""From a part of the parameters to how a sampler stores it."""
+"""Maps a part of the parameters to the sampler's storage format."""
 
 Move = Callable[[Stored, Mapping, Mesh], Any]
-"""Makes a part of a copy on a mesh: from how it is stored, and the part."""
+"""Copies a part of the parameters to a mesh, in the given storage format."""
 
 
 def decoding_config(config: ModelConfig, tensor: int, dtype: Dtype) -> ModelConfig:
-    """Returns the config of a copy: `tensor` devices split its heads, and it is stored as `dtype`.
+    """Returns the config of a decoding copy, whose heads `tensor` devices split, stored as `dtype`.
 
-    bfloat16 and float32 are the type of the computation too; int8 leaves it as it is.
+    bfloat16 and float32 also set the computation type; int8 keeps it.
     """
     return dataclasses.replace(
         config, layer_groups=(1,) * config.layers, kv_heads=config.kv_heads * repeats(config, tensor),
@@ -346,19 +347,19 @@ def decoding_config(config: ModelConfig, tensor: int, dtype: Dtype) -> ModelConf
 
 
 def repeats(config: ModelConfig, tensor: int) -> int:
-    """Returns how often each key-value head is repeated, so that `tensor` devices split them evenly."""
+    """Returns how often each key-value head must be repeated for an even split over `tensor` devices."""
     return math.lcm(config.kv_heads, tensor) // config.kv_heads
 
 
 def decoding_copy(
     params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype, move: Move | None = None, take: bool = False
 ) -> dict:
-    """Returns a copy of the parameters for `decoding_config`, on a mesh of this process's devices.
+    """Copies parameters for `decoding_config` to a mesh of this process's devices.
 
-    `params` are on the run's mesh, and all processes call this together. Layers are sent one after the other, each in
-    the type that it is stored as: beside the two models there are a few layers in transit at most. `move` is
-    `stored_here` by default. With `take` the dictionaries of `params` lose what has been copied, so that beside one
-    model there are a few layers at most.
+    `params` are on the run's mesh, and all processes must call this together. Layers are transferred one by one, in
+    their storage type: beyond the two models, only a few layers occupy memory. `move` defaults to `stored_here`. With
+    `take`, copied parts are removed from the dictionaries of `params`, so that only one model and a few layers occupy
+    memory.
     """
     times, move, decoder = repeats(config, mesh.shape["tensor"]), move or stored_here, params["decoder"]
     copy, places = {}, layer_places(config)
@@ -381,7 +382,7 @@ def decoding_copy(
 
 
 def _is_stored(part: Mapping, stored: Stored) -> bool:
-    """Returns whether a part is already as a sampler stores it: a layer alone, in the same types."""
+    """Returns whether a part already has the storage format: an unstacked layer of the same types."""
     leaves = jax.tree.leaves(part)
     with jax.set_mesh(leaves[0].sharding.mesh) if leaves else contextlib.nullcontext():
         new = jax.eval_shape(stored, part)
@@ -389,14 +390,14 @@ def _is_stored(part: Mapping, stored: Stored) -> bool:
 
 
 def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
-    """Returns a part of the parameters as it is stored, on a mesh of this process's devices."""
+    """Copies a part of the parameters, in storage format, to a mesh of this process's devices."""
     with jax.set_mesh(jax.tree.leaves(part)[0].sharding.mesh if part else mesh):
         kept = stored(part)
     return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), kept, places_of(kept, mesh)))
 
 
 def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
-    """Returns the group of every layer, and by role the layer's index in that group's stack."""
+    """Returns, for each layer, its group, and its index in the group's stack by role."""
     places = []
     for group, span in enumerate(layers.spans(config)):
         having = layers.places(config, *span)
@@ -406,7 +407,7 @@ def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
 
 
 def places_of(params: Mapping, mesh: Mesh) -> dict:
-    """Returns how a mesh splits parameters as they are stored."""
+    """Returns the partition specs of stored parameters on a mesh."""
 
     def place(path, x) -> PartitionSpec:
         role = next(key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
@@ -419,7 +420,7 @@ def places_of(params: Mapping, mesh: Mesh) -> dict:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
-    """Returns one layer of a stack as it is stored, its key-value heads repeated."""
+    """Returns one layer of a stack in storage format, with repeated key-value heads."""
 
     layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
     return {role: held(role, _repeated(role, w, times), dtype) for role, w in layer.items()}
@@ -427,7 +428,7 @@ def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int
 
 @functools.partial(jax.jit, static_argnums=1)
 def stored_rest(params: Mapping, dtype: Dtype) -> dict:
-    """Returns copies of what is in no layer: embedding, last norm and head. The head's matrix is no int8."""
+    """Copies parameters outside layers: embedding, last norm and head. The head's matrix is never int8."""
 
     def stored(path, x: Array) -> Array | Int8:
         of_head = path[-1].key not in ("embed", "final_norm")
@@ -437,7 +438,7 @@ def stored_rest(params: Mapping, dtype: Dtype) -> dict:
 
 
 def _repeated(role: str, w: Array, times: int) -> Array:
-    """Returns a layer's parameter with every key-value head `times` times, and its query heads shared out."""
+    """Repeats each key-value head `times` times, and distributes its query heads over the copies."""
     if times == 1 or role not in ATTENTION.weights or "K" not in ATTENTION.weights[role].axes:
         return w
     axis, axes = axes_of(role).index("kv_heads"), [None if name == "kv_heads" else name for name in axes_of(role)]
@@ -454,7 +455,7 @@ def _repeated(role: str, w: Array, times: int) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """One chain of `Sampler.go_on`: what numbers it, and the tokens that were drawn of it before."""
+    """One chain of `Sampler.go_on`: its random key, and the tokens sampled so far."""
 
     prompt: tuple[int, ...]
     hash: int  # `text_hash`, beside the number
@@ -466,8 +467,8 @@ class Wanted:
 class Job:
     """Samples after one prompt, in one row.
 
-    places: of the samples in the result. numbers: theirs among the samples of the prompt.
-    begun: how many tokens at the prompt's end were sampled before. needed: whether the result waits for them.
+    places: positions of the samples in the result. numbers: their sample numbers.
+    begun: number of tokens at the end of the prompt that were sampled earlier. needed: the result waits for them.
     """
 
     prompt: tuple[int, ...]
@@ -479,9 +480,10 @@ class Job:
 
 
 class DecodingRows:
-    """R rows of m samples, each row after a prompt of its own.
+    """R rows of m samples, each row with its own prompt.
 
-    Samples begin and end at different times: a row's tokens are in a ring (`decode.DecodingState`), from `since_R` on.
+    Samples begin and end at different times: a row's tokens are in a ring buffer (`decode.DecodingState`), from
+        `since_R` on.
     """
 
     def __init__(self, sampler: Sampler, R: int, m: int, until: str):
@@ -513,7 +515,7 @@ class DecodingRows:
         return {name: self._put(self.host[name]) for name in names}
 
     def begin(self, past: decode.Past, length_B, last_B, number_B, hash_B, end_B) -> None:
-        """Begins all samples after prompts whose keys are known."""
+        """Begins all samples, given the keys of their prompts."""
         self.host |= {"last_B": last_B, "number_B": number_B, "hash_B": hash_B, "end_B": end_B.copy()}
         self.host |= {"first_B": length_B - 1, "needed_B": np.ones(len(end_B), bool)}
         places = np.arange(len(end_B)).reshape(-1, self.m).tolist()
@@ -522,7 +524,7 @@ class DecodingRows:
         self._begin()
 
     def fill(self, free: Sequence[int], jobs: Sequence[Job]) -> None:
-        """Begins jobs in free rows: computes their prompts, each once."""
+        """Begins jobs in free rows; computes each distinct prompt once."""
         sampler, m, R = self.sampler, self.m, len(self.jobs)
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
         size = padded_size(max(SHORTEST_PROMPT, *map(len, prompts)))
@@ -558,7 +560,7 @@ class DecodingRows:
             self._key_B = decode.keys(self._put(host["number_B"]), self._put(host["hash_B"]))
 
     def decode(self, enough: int) -> None:
-        """Decodes until samples are to be collected, begun, or given more room (`decode.decode_samples`)."""
+        """Decodes until samples must be collected, begun or given more room (`decode.decode_samples`)."""
         sampler, options = self.sampler, self.sampler.options
         with jax.set_mesh(sampler.mesh):
             self.samples = decode.decode_samples(
@@ -574,11 +576,11 @@ class DecodingRows:
         return (self.host["end_B"] == decode.RUNNING).reshape(-1, self.m).any(axis=1)
 
     def needed(self) -> bool:
-        """Returns whether a needed sample is running."""
+        """Returns whether a needed sample is unfinished."""
         return bool(((self.host["end_B"] == decode.RUNNING) & self.host["needed_B"]).any())
 
     def progress(self) -> tuple[int, int]:
-        """Returns the tokens of the samples that are not collected, and how many of these have ended."""
+        """Returns tokens of uncollected samples, and the number of finished ones among them."""
         busy_B = np.repeat([job is not None for job in self.jobs], self.m)
         ended_B = busy_B & (self.host["end_B"] != decode.RUNNING) & (self.host["length_B"] > 0)
         return int(self.host["length_B"][busy_B].sum()), int(ended_B.sum())
@@ -587,11 +589,11 @@ class DecodingRows:
         return [r for r, job in enumerate(self.jobs) if job is None]
 
     def ended(self) -> list[int]:
-        """Returns the rows whose samples have all ended, and are not collected."""
+        """Returns the uncollected rows whose samples have all ended."""
         return [r for r, runs in enumerate(self._running_R) if not runs and self.jobs[r] is not None]
 
     def collect(self, rows: Iterable[int], kept: Callable | None = None) -> dict[int, Drawn]:
-        """Returns the samples of rows by place; those rows are free."""
+        """Returns the samples of `rows` by position, and frees these rows."""
         if kept is not None:
             kept(self.samples, self.rows)
         drawn, rows = {}, [r for r in rows if self.jobs[r] is not None]
@@ -611,7 +613,7 @@ class DecodingRows:
         return drawn
 
     def drop_ended(self, kept: Callable | None = None) -> None:
-        """Drops rows that have ended, where that leaves `FEWER` times fewer."""
+        """Drops finished rows if this leaves `FEWER` times fewer rows."""
         left, ended = np.flatnonzero(self._running_R), np.flatnonzero(~self._running_R)
         size = self.sampler.rows(len(left))
         if not len(left) or FEWER * size > len(self.jobs):
@@ -628,7 +630,7 @@ class DecodingRows:
         self.jobs, self.rows, self.since_R = [self.jobs[r] for r in left], self.rows[left], self.since_R[left]
 
     def grow_if_full(self) -> None:
-        """Doubles the room where a running sample has used its own."""
+        """Doubles the room if an unfinished sample has used its own."""
         room, host = self.samples.written_BN.shape[1], self.host
         if not (host["length_B"][host["end_B"] == decode.RUNNING] >= room).any():
             return
@@ -638,9 +640,9 @@ class DecodingRows:
 
 
 def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig()) -> Sampler:
-    """Loads the policy in a run's folder, a Hugging Face folder, or a GGUF file, split by heads (`mesh_by_heads`).
+    """Loads the policy in a run's folder, Hugging Face folder or GGUF file, split by heads (`mesh_by_heads`).
 
-    Raises FileNotFoundError or ValueError, naming what is missing, damaged or not supported.
+    Raises FileNotFoundError or ValueError if a file is missing, damaged or not supported.
     """
     path = place_of(path)
     if options.chat:
@@ -666,11 +668,11 @@ def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig
 
 
 def jobs_at_once(prefixes: int, n: int, rows: int, devices: int, alone: bool = False) -> tuple[int, int]:
-    """Returns the samples of a job, and the jobs of a batch.
+    """Returns the samples per job, and the jobs per batch.
 
-    A job is a prompt and up to m of its n samples: as many as may share one copy of its keys, fewer if some devices
-    would have none; one where samples are `alone`. A row of several takes no other sample before its longest has ended,
-    which costs more than copies of a prompt's keys do where the prompt is no longer than the samples.
+    A job is a prompt with up to m of its n samples, which share one copy of its keys; fewer if some devices would
+    otherwise be idle; one if `alone`. A row of several samples is refilled only after its longest sample has ended. If
+    the prompt is no longer than the samples, this costs more than copies of the prompt's keys.
     """
     rows = max(rows, devices)
     m = 1 if alone else min(padded_size(n), 1 << (rows // devices).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Parameters on their way from the mesh that trains to the meshes that sample, each of one process's devices."""
+"""Transfers parameters from the training mesh to sampling meshes, each on one process's devices."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jprm.model.mesh import MESH_AXES, MeshConfig, make_mesh, without
 
 
 def on_own_mesh(arrays, mesh: Mesh):
-    """Returns a complete copy of the arrays on this process's `own_mesh`; the arrays where it is the only process.
+    """Returns a complete copy of the arrays on this process's `own_mesh`; the arrays themselves if it is the only
+    process.
 
-    All processes of the group call this together. A device receives only its part of the copy, directly from other
-    devices.
+    All processes of the group must call this together. A device receives only its part, directly from other devices.
     """
     if multihost.count() == 1:
         return arrays
@@ -29,9 +29,9 @@ def on_own_mesh(arrays, mesh: Mesh):
 
 
 def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
-    """Returns an array of the group's mesh on `mesh`, of only this process's devices, split as `place` says.
+    """Copies an array from the group's mesh to `mesh`, which has only this process's devices, sharded by `place`.
 
-    All processes of the group call this together, each with a mesh of the same sizes.
+    All processes of the group must call this together, each with a mesh of the same sizes.
     """
     if multihost.count() == 1:
         return jax.device_put(x, NamedSharding(mesh, place))
@@ -41,14 +41,14 @@ def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
 
 
 def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]):
-    """Sends an array from some processes to others, which return it; the senders return None.
+    """Sends an array from some processes to others, which return it; senders return None.
 
-    All processes of the group call this together, each with a mesh of its own devices, of the same sizes. A receiver's
-    devices get only their part of the copy, from the same part of one sender. With more receivers than senders they
-    take turns.
+    All processes of the group must call this together, each with a mesh of its own devices, of equal sizes. A
+    receiver's device gets only its part, from the same part of one sender. If there are more receivers than senders,
+    they take turns.
 
     Args:
-        x: in a sender, the array on `mesh`, split as `place` says; in a receiver, its shape and type.
+        x: in a sender, the array on `mesh`, sharded by `place`; in a receiver, its shape and type.
     """
     group, here, result = multihost.members(), jax.process_index(), None
     grid = _every(_sizes(mesh), group)
@@ -79,6 +79,6 @@ def _sizes(mesh: Mesh) -> MeshConfig:
 
 @functools.cache
 def _every(sizes: MeshConfig, processes: tuple[int, ...]) -> Mesh:
-    """Returns the meshes of these sizes of some processes as one."""
+    """Returns one mesh that joins the meshes (of equal sizes) of several processes."""
     grids = [make_mesh(sizes, jax.local_devices(i)).devices for i in processes]
     return Mesh(np.stack(grids), ("process", *MESH_AXES))

@@ -1,15 +1,14 @@
-"""Search and labels over turns: a step is a turn of the policy with what the world answered to it.
+"""Search and labels over turns: a step is a policy's turn plus the environment's answer.
 
 Search methods, Monte Carlo values and OmegaPRM work on problems and steps of text. Here a problem is a task of an
-environment, and a step is a turn in JSON, `{"messages": [turn, answers ...], "outcome": reward?}`, with the outcome
-where the episode ended. So they all work on turns as they are:
+environment, and a step is a turn as JSON, `{"messages": [turn, answers ...], "outcome": reward?}`, with the outcome if
+the episode ended. So they all work on turns without changes:
 
-    WorldPolicy     a `Policy`: samples turns, or episodes to their end, from any turn
-    TurnScorer      a `LiveScorer`: has a PRM of trajectories score the turns
-    judge_outcomes  what the verifier `outcome` does: an episode is correct by the world's own reward
+    WorldPolicy     a `Policy` that samples turns, or the rest of an episode, after any turn
+    TurnScorer      a `LiveScorer` that scores turns by a PRM of trajectories
+    judge_outcomes  the verifier `outcome`: the environment's own reward decides
 
-`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.methods.messages`) to such steps, and
-back.
+`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.methods.messages`) to such steps, and back.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from jprm.methods.worlds.turns import Conversations, EpisodeLimits, Played, Turn
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, record_of, tree_of
 
 MOST_SLOTS = 1 << 18
-"""Tokens of conversations that are kept between calls. Beyond it they are forgotten, and computed again if needed."""
+"""Maximum tokens of conversations that are cached between calls. If exceeded, the cache is cleared."""
 
 MOST_TOKENS = 1 << 16
-"""Of an episode."""
+"""Maximum tokens of an episode."""
 
 
 def step_text(messages: Sequence[Message], outcome: float | None = None) -> str:
-    """Returns a turn and what the world answered as a step."""
+    """Encodes a turn and the environment's answer as a step."""
     end = {} if outcome is None else {"outcome": outcome}
     return json.dumps({"messages": [dict(message) for message in messages], **end}, ensure_ascii=False)
 
@@ -56,7 +55,7 @@ def messages_in(steps: Sequence[str]) -> list[Message]:
 
 
 def outcome_in(steps: Sequence[str]) -> float | None:
-    """Returns the outcome of the episode that ends with these steps, None where it did not end."""
+    """Returns the outcome of the episode that ends with these steps; None if it did not end."""
     return json.loads(steps[-1]).get("outcome") if steps else None
 
 
@@ -69,10 +68,10 @@ def steps_between(episode: Episode, since: int) -> tuple[str, ...]:
 
 
 class WorldPolicy:
-    """A policy that acts in a world. Problems are the `problem` of the records.
+    """A policy that acts in an environment. Problems are the `problem` of the records.
 
-    Samples after one prefix share what stands before them, in the world by snapshots and in the model by its keys. A
-    prefix that it has not sampled itself, as from a file, is played again.
+    Samples after one prefix share their history: in the environment by snapshots, in the model by its keys. A prefix
+    from elsewhere, e.g. from a file, is replayed.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class WorldPolicy:
         self._known: dict[Prefix, Played] = {}
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """As `Policy.sample`; a step is a turn. An episode that the environment lost is marked `error`."""
+        """See `Policy.sample`; a step is a turn. An episode that the environment lost is marked `error`."""
         if self._talk.size > MOST_SLOTS:
             self._forget()
         self._reach([prefix for prefix in prefixes if prefix not in self._known])
@@ -119,7 +118,7 @@ class WorldPolicy:
         return [samples[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _reach(self, prefixes: Sequence[Prefix]) -> None:
-        """Plays the turns of prefixes, so that more may be sampled after them."""
+        """Replays the turns of prefixes, so that they can be continued."""
         distinct = list(dict.fromkeys(prefixes))
         turns = [[m for m in messages_in(prefix.steps) if m["role"] == "assistant"] for prefix in distinct]
         episodes = self.world.replay([self.records[prefix.problem] for prefix in distinct], turns)
@@ -127,14 +126,14 @@ class WorldPolicy:
             self._known[prefix] = begun(self._talk, self._layout, episode, 0)
 
     def know(self, path: str | os.PathLike, on_error: str = "stop") -> None:
-        """Reads the tasks of a file, as `jprm search` does."""
+        """Reads the tasks in a file, as `jprm search` does."""
         for _, task in read_problems(path_of(path), on_error):
             self.records[task.text] = {**task.extra, "problem": task.text, "answer": task.answer}
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Returns a tree of messages as one of steps, and knows its task from now on.
+        """Converts a tree of messages to a tree of steps, and registers its task.
 
-        Raises RecordError where it does not begin as the world does.
+        Raises RecordError if it does not begin with the environment's messages.
         """
         steps, _ = steps_of_messages(tree)
         self.records[tree.problem] = {**steps.extra, "problem": tree.problem, "answer": tree.answer}
@@ -146,7 +145,7 @@ class WorldPolicy:
         return steps
 
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Returns a tree of steps as one of messages."""
+        """Converts a tree of steps to a tree of messages."""
         return messages_of_steps(tree, self.opening(tree.problem))[0]
 
     def opening(self, problem: str) -> tuple[Message, ...]:
@@ -160,7 +159,7 @@ class WorldPolicy:
         return episode.messages
 
     def finished(self, problem: str, steps: Sequence[str]) -> tuple[str | None, bool | None]:
-        """Returns the final answer of an episode, and whether it is correct; None where it did not end."""
+        """Returns the final answer of an episode, and whether it is correct; None if it did not end."""
         outcome = outcome_in(steps)
         answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
         return answer, None if outcome is None else outcome >= 1
@@ -175,7 +174,7 @@ def _sample(acted: Played, steps: tuple[str, ...], until: str) -> Sample:
 
 
 class TurnScorer(Rescorer):
-    """A `LiveScorer` of turns over a PRM that scores trees of messages."""
+    """A `LiveScorer` of turns, by a PRM that scores trees of messages."""
 
     def __init__(self, prm: Any, policy: WorldPolicy):
         super().__init__(prm)
@@ -187,7 +186,7 @@ class TurnScorer(Rescorer):
         return [np.asarray(score_N)[turn_M] for score_N, (_, turn_M) in zip(scores, trajectories, strict=True)]
 
     def written(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Returns a search's record with messages in place of steps: a tree, whose choice is the node of a turn."""
+        """Converts a search's record from steps to messages: a tree, in which the choice is the node of a turn."""
         tree = tree_of(record)
         trajectory, turns = messages_of_steps(tree, self._policy.opening(tree.problem))
         choice = dict(record["search"])
@@ -203,7 +202,7 @@ class TurnScorer(Rescorer):
 
 
 def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:
-    """Returns the outcomes of episodes, as the world gave them; 0 for one that did not end."""
+    """Returns the environment's outcomes of episodes; 0 if one did not end."""
     return [Outcome(outcome_in(steps) or 0.0) for _, steps in chains]
 
 
@@ -212,14 +211,14 @@ OUTCOME = Verifier(judge_outcomes, lambda record, where: None)
 
 
 def policy_of(policy: str | os.PathLike, environment: str | None, turns: int) -> Any:
-    """Returns the policy of a path; with an environment, acting in it."""
+    """Loads a policy; if an environment is given, one that acts in it."""
     return load_acting(policy, environment, turns) if environment else policies.load_policy(policy)
 
 
 def load_acting(policy: str | os.PathLike, environment: str, turns: int, **options: Any) -> WorldPolicy:
-    """Returns the policy of a path, acting in an environment for at most so many turns; `options` are `World`'s.
+    """Loads a policy that acts in an environment for at most `turns` turns; `options` are `World`'s.
 
-    Raises ValueError for a policy that is not sampled in this process, else as `load_policy` and `World`.
+    Raises ValueError if the policy is not sampled in this process, else as `load_policy` and `World`.
     """
     world = World(environment, branches=True, **options)
     sampler = policies.load_policy(policy)
@@ -232,10 +231,10 @@ def load_acting(policy: str | os.PathLike, environment: str, turns: int, **optio
 
 
 def label_replayed(environment: str, input: str | os.PathLike, output: str | os.PathLike) -> dict[str, int]:
-    """Plays the turns of a file's trajectories again and writes the world's outcomes.
+    """Replays the turns of a file's trajectories, and writes the environment's outcomes.
 
-    A trajectory that the world did not end has outcome 0. One whose turns it cannot play, or answers otherwise than the
-    trajectory says, is left out and counted.
+    A trajectory that did not end has outcome 0. If its turns cannot be replayed, or the answers differ from the
+    recorded ones, it is left out and counted.
     """
     world = World(environment)
     check_output(output, input)
@@ -266,9 +265,9 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
 
 
 def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
-    """Returns the tree whose steps are a tree's turns, and the node of every turn.
+    """Converts a tree of messages to a tree whose steps are turns; returns it and the node of each turn.
 
-    Raises RecordError for a tree without turns, or turns that a rule has cut into steps.
+    Raises RecordError if the tree has no turns, or its turns are cut into several steps.
     """
     where = f"problem {tree.problem[:60]!r}"
     if not tree.of_messages:
@@ -299,7 +298,7 @@ def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
 
 
 def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[ReasoningTree, list[int]]:
-    """Returns the tree of messages of a tree of such steps, and the node of every step's turn."""
+    """Converts a tree of such steps to a tree of messages; returns it and the node of each step's turn."""
     nodes = [_node(message, i - 1) for i, message in enumerate(opening)]
     first, ends, turns = len(nodes) - 1, [], []
     for step in tree.nodes:

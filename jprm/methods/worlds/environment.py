@@ -1,18 +1,18 @@
-"""Environments: worlds in which a policy acts, turn by turn.
+"""Environments in which a policy acts, turn by turn.
 
-    reset(record) -> state, messages        step(state, assistant message) -> what the world answers
+    reset(record) -> state, messages        step(state, assistant message) -> reply
 
 An `Environment` is a record of such functions. Commands and experiments name the user's own, `FILE.py:NAME` or
-`module:NAME`. A `World` runs many episodes of one environment at once, in threads or in processes, each call within a
-time limit. A call that fails or takes too long costs its own episode: the episode ends with the reason in `error`.
+`module:NAME`. A `World` runs many episodes of an environment at once, in threads or processes, with a time limit per
+call. A call that fails or times out costs only its own episode, which ends with the reason in `error`.
 
     world = World("shop.py:SHOP", at_once=16, seconds=30)
     (episode,) = world.start([record])
     (episode,) = world.step([episode], ["lookup apple"])
 
-An `Episode` is a position in the world and never changes, so rollouts may start from any turn of it, any number of
-times. With `snapshot` and `restore` the world goes back to a position. Without them the turns are played again from
-`reset`, and an environment that answers otherwise the second time is an error.
+An `Episode` is an immutable position, so rollouts may start from any of its turns, any number of times. With `snapshot`
+and `restore`, the environment returns to a position. Without them, turns are replayed from `reset`; different answers
+on replay are an error.
 """
 
 from __future__ import annotations
@@ -35,42 +35,42 @@ from jprm.options import find_part
 
 Record = Mapping[str, Any]
 Message = Mapping[str, Any]
-"""As in a trajectory: `role`, `content`, and what else belongs to it, such as `tool_calls`."""
+"""As in a trajectory: `role`, `content` and optional keys, e.g. `tool_calls`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """What the world answers to a turn."""
+    """The environment's answer to a turn."""
 
-    messages: Sequence[Message] = ()  # what the policy sees next, in the roles tool or user; none at the end
+    messages: Sequence[Message] = ()  # next messages to the policy, of role tool or user; none at the end
     done: bool = False  # whether the episode has ended
     reward: float = 0.0  # of this turn. The sum over an episode is its outcome, and must be in [0, 1]
 
 
 def as_content(text: str) -> Message:
-    """Returns the assistant message that has the sampled text as its content."""
+    """Wraps sampled text as the content of an assistant message."""
     return {"role": "assistant", "content": text}
 
 
 def last_answer(messages: Sequence[Message]) -> str | None:
-    """Returns the final answer in the content of the last assistant message, as in chains."""
+    """Extracts the final answer from the last assistant message, as for chains."""
     contents = [message.get("content") for message in messages if message["role"] == "assistant"]
     return extract_answer(contents[-1]) if contents and isinstance(contents[-1], str) else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """How a world is used.
+    """Functions of an environment.
 
     Attributes:
-      reset: a record of a task to the state at its beginning and the messages that the policy sees first.
-      step: (state, assistant message) to a `Reply`. It may change the state.
-      snapshot: a state to a value that later steps do not change; for processes, a value that JSON holds.
-      restore: such a value to a state, any number of times.
-      parse: a turn's text, as sampled, to the assistant message that `step` takes.
-      answer: an episode's messages to the final answer that votes count, None where there is none.
-      tools: descriptions of the tools, for the chat template.
-      close: frees what a state holds, such as a container.
+      reset: maps a task's record to the initial state and the first messages to the policy.
+      step: maps (state, assistant message) to a `Reply`. It may change the state.
+      snapshot: maps a state to a value that later steps do not change; for processes, it must be JSON-serialisable.
+      restore: maps such a value to a state, any number of times.
+      parse: maps the sampled text of a turn to the assistant message that `step` takes.
+      answer: maps an episode's messages to its final answer, for votes; None if there is none.
+      tools: tool descriptions for the chat template.
+      close: frees the resources of a state, e.g. a container.
     """
 
     reset: Callable[[Record], tuple[Any, Sequence[Message]]]
@@ -84,43 +84,43 @@ class Environment:
 
 
 def find(name: str) -> Environment:
-    """Returns the environment of a name, `module:NAME` or `FILE.py:NAME`; errors as `registry.find`."""
+    """Finds the environment `module:NAME` or `FILE.py:NAME`; errors as `find_part`."""
     return find_part(name, {}, "environment", Environment, files=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """A position in the world."""
+    """A position in the environment."""
 
     record: Record  # the task
     messages: tuple[Message, ...] = ()  # all so far, the policy's turns included
     turns: tuple[int, ...] = ()  # index into `messages` of every assistant message that the policy wrote
     rewards: tuple[float, ...] = ()  # of every turn
-    done: bool = False  # whether nothing follows, because the world said so or `error` says why
-    error: str = ""  # why the episode was lost; empty where it was not
+    done: bool = False  # whether the episode is over, by the environment or by `error`
+    error: str = ""  # reason why the episode was lost; empty if it was not
     place: Place | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def reward(self) -> float:
-        """The sum of the rewards: the outcome, once the episode is done."""
+        """Sum of the rewards: the outcome, once the episode is done."""
         return float(sum(self.rewards))
 
     @property
     def last(self) -> tuple[Message, ...]:
-        """The messages after the last turn, which the policy has not seen: all of them before the first turn."""
+        """Messages after the last turn, which the policy has not seen; all messages before the first turn."""
         return self.messages[self.turns[-1] + 1 :] if self.turns else self.messages
 
 
 @dataclasses.dataclass
 class Place:
-    """Where an episode's state is: a snapshot, or a live state that the next step takes away."""
+    """State of an episode: a snapshot, or a live state that the next step consumes."""
 
     snapshot: Any = None
     live: list[Any] = dataclasses.field(default_factory=list)
 
 
 class World:
-    """Many episodes of one environment."""
+    """Runs many episodes of one environment."""
 
     def __init__(
         self, environment: str | Environment, *, at_once: int = 16, seconds: float = 30.0, processes: bool = False,
@@ -129,14 +129,14 @@ class World:
         """
         Args:
           environment: the record, or its name. Processes need the name.
-          at_once: calls that run at once.
-          seconds: the most that one call may take.
-          processes: run each call in a process of its own, which is ended where the call takes too long. Threads suit
-            environments that wait for others, processes those that compute or crash.
-          branches: keep a snapshot of every position, where the environment has them. Without it a position that is
-            stepped from a second time is played again from the beginning.
+          at_once: concurrent calls.
+          seconds: time limit per call.
+          processes: run each call in its own process, which is killed on timeout. Threads suit environments that wait
+            for other services; processes suit ones that compute or crash.
+          branches: store a snapshot of every position, if the environment supports it. Otherwise, stepping from a
+            position a second time replays it from the beginning.
 
-        Raises ValueError where parts do not fit each other.
+        Raises ValueError if the arguments do not fit each other.
         """
         self.environment = find(environment) if isinstance(environment, str) else environment
         if at_once < 1 or not seconds > 0:
@@ -159,13 +159,13 @@ class World:
                 self._idle.put(Worker("jprm.methods.worlds.environment"))
 
     def start(self, records: Sequence[Record]) -> list[Episode]:
-        """Returns the first position of every task."""
+        """Returns the initial position of every task."""
         return self._all([lambda record=record: self._reset(record) for record in records], [*map(Episode, records)])
 
     def step(self, episodes: Sequence[Episode], messages: Sequence[Message | str]) -> list[Episode]:
-        """Returns the positions after one turn of each episode: a message, or the text that `parse` makes one of.
+        """Returns the positions after one turn per episode: a message, or a text for `parse`.
 
-        An episode that is done already stays as it is.
+        Finished episodes are returned unchanged.
         """
         going = [pair for pair in zip(episodes, messages, strict=True) if not pair[0].done]
         calls = [lambda pair=pair: self._step(*pair) for pair in going]
@@ -173,7 +173,7 @@ class World:
         return [episode if episode.done else next(after) for episode in episodes]
 
     def replay(self, records: Sequence[Record], turns: Sequence[Sequence[Message]]) -> list[Episode]:
-        """Returns the positions after given assistant messages, played from the beginning."""
+        """Returns the positions after the given assistant messages, played from the beginning."""
         episodes = self.start(records)
         for number in range(max(map(len, turns), default=0)):
             going = [number < len(played) for played in turns]
@@ -216,7 +216,7 @@ class World:
         return Place(live=[state])
 
     def _state(self, episode: Episode) -> Any:
-        """Returns a state at this position that may be changed."""
+        """Returns a mutable state at this position."""
         place = episode.place
         assert place is not None
         if place.live:
@@ -245,7 +245,7 @@ class World:
         return answer
 
     def _all(self, calls: Sequence[Callable[[], Episode]], before: Sequence[Episode]) -> list[Episode]:
-        """Returns the calls' episodes; for one that fails, the episode before it with the error."""
+        """Runs calls. If one fails, its result is the previous episode with the error."""
         # a process has the limit itself, and its first call imports the environment
         seconds = self.seconds if self._idle is None else None
         episodes = []
@@ -260,7 +260,7 @@ class World:
 
 
 class _InProcess(Exception):
-    """An error that a process reported. `kind`: its name there."""
+    """An error reported by a process. `kind`: its class name there."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
@@ -279,9 +279,9 @@ def _after(episode: Episode, message: Message, reply: Reply, place: Place | None
 
 
 def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float | None) -> list[Any]:
-    """Returns the results of calls, `at_once` of them at a time; where one raises, the exception is its result.
+    """Runs calls, `at_once` at a time; if one raises, its result is the exception.
 
-    A call that takes more than `seconds` has a TimeoutError. Nothing ends a thread from outside: it is left alone, and
+    If a call takes longer than `seconds`, its result is a TimeoutError. A thread cannot be killed: it is abandoned, and
     another takes its place.
     """
     ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
@@ -309,7 +309,7 @@ def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float 
 
 
 def answers() -> Callable[[Any], Any]:
-    """Returns the function that answers a `World` in a worker."""
+    """Returns the worker's function that answers a `World`."""
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         try:

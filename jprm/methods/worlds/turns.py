@@ -1,18 +1,18 @@
-"""Conversations that a policy samples turn by turn: keys and values stay, and no text is tokenised again.
+"""Conversations that a policy samples turn by turn, keeping keys and values, without retokenising any text.
 
     with Conversations(sampler, layout.stop) as talk:
         branches = [talk.open(layout.opening(messages)) for messages in first]
         drawn = talk.draw(branches, [[0, 1, 2, 3]] * len(branches), stream=(seed,))   # 4 turns after each
         sample, branch = drawn[0][2]
-        branch = branch.followed(layout.answer(turn, observations, stopped=True))      # the world answers
+        branch = branch.followed(layout.answer(turn, observations, stopped=True))      # the environment answers
         drawn = talk.draw([branch], [[2]], stream=(seed,))
 
-A `Branch` is token ids and where their keys and values are. Branches that begin alike share them, so a group of samples
-holds its prompt once, and rollouts from one turn hold everything before it once. What the world answers is computed in
-one call with the next turn, for all branches together.
+A `Branch` is token ids, and the slots of their keys and values. Branches with a common beginning share slots: a group
+of samples stores its prompt once, and rollouts from one turn store their history once. The environment's answers are
+computed together with the next turn, in one call for all branches.
 
-`TurnLayout` writes what stands between sampled turns, as the tokenizer's chat template does. `play` has a sampler and a
-`World` take turns until episodes are done.
+`TurnLayout` writes the text between sampled turns as the tokenizer's chat template does. `play` lets a sampler and a
+`World` take turns until all episodes are done.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, control_tokens
 
 SLOTS = 4096
-"""Slots of a conversation's tokens at first. They are doubled whenever they are full."""
+"""Initial number of token slots; doubled when full."""
 
 SHORTEST_NEW = 16
-"""Least tokens that the answers of the world are padded to."""
+"""Minimum padded length of the environment's answers, in tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A conversation so far. The keys and values of its first `len(slots)` tokens are in these slots."""
+    """A conversation so far. The keys and values of its first `len(slots)` tokens are in `slots`."""
 
     ids: tuple[int, ...]
     slots: np.ndarray = dataclasses.field(compare=False, repr=False, default_factory=lambda: np.zeros(0, np.int64))
 
     def followed(self, ids: Sequence[int]) -> Branch:
-        """Returns the branch with more ids, which nobody sampled."""
+        """Appends ids that were not sampled."""
         return Branch((*self.ids, *ids), self.slots)
 
 
 class Conversations:
-    """Branches of conversations on a policy's devices. At the end of a `with` block their memory is free."""
+    """Branches of conversations on a policy's devices. Leaving the `with` block frees their memory."""
 
     def __init__(self, sampler: Sampler, stop: int):
-        """`stop` is the token that ends a turn, beside the end of text."""
+        """`stop`: token that ends a turn, besides the end of text."""
         sampler.stop_at(stop)
         self.sampler, self._slots = sampler, Slots(sampler, SLOTS)
         self.computed = 0  # tokens that were not sampled: prompts and answers, each once
@@ -73,11 +73,11 @@ class Conversations:
 
     @property
     def size(self) -> int:
-        """Tokens for which there is room: they are kept until the block ends."""
+        """Token capacity in use until the block ends."""
         return self._slots.size
 
     def open(self, ids: Sequence[int]) -> Branch:
-        """Returns the branch that begins with these ids, of which there is at least one."""
+        """Returns a new branch with these ids (at least one)."""
         if not ids:
             raise ValueError("a conversation begins with at least one token")
         return Branch(tuple(ids))
@@ -85,10 +85,10 @@ class Conversations:
     def draw(
         self, branches: Sequence[Branch], numbers: Sequence[Sequence[int]], stream: tuple[int, ...] = ()
     ) -> list[list[tuple[Drawn, Branch]]]:
-        """Returns a turn after each branch for each of its numbers, and the branch with it.
+        """Samples a turn after each branch for each of its numbers; returns the turn and the extended branch.
 
-        A turn depends only on the parameters, the ids before it, its number and the stream. Equal branches are
-        computed once.
+        A turn depends only on the parameters, the ids before it, its number and the stream. Equal branches are computed
+        once.
         """
         places: dict[Branch, list[tuple[int, int, int]]] = collections.defaultdict(list)
         for i, (branch, numbers_of) in enumerate(zip(branches, numbers, strict=True)):
@@ -115,7 +115,7 @@ class Conversations:
         return drawn
 
     def _computed(self, branches: Sequence[Branch]) -> list[Branch]:
-        """Returns the branches with the keys and values of all tokens but the last, with which decoding begins."""
+        """Computes keys and values of all but the last token of each branch, with which decoding begins."""
         new = {branch: ids for branch in branches if (ids := branch.ids[len(branch.slots) : -1])}
         if not new:
             return list(branches)
@@ -145,7 +145,7 @@ class Conversations:
         slots: dict[int, np.ndarray] = {}
 
         def kept(samples: decode.DecodingState, rows: np.ndarray) -> None:
-            """Keeps the keys of samples: of the token before the first, and of all sampled ones but the last."""
+            """Stores the keys of samples: of the token before each sample, and of all its tokens but the last."""
             length_B, places = np.asarray(samples.length_B), []
             for b, length in enumerate(length_B.tolist()):
                 sample = int(rows[b // m]) * m + b % m
@@ -171,16 +171,16 @@ def ids_hash(ids: Sequence[int], stream: tuple[int, ...]) -> int:
     return int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
 
 
-# ---- What stands between sampled turns.
+# ---- The text between sampled turns.
 
 
 class TurnLayout:
-    """Writes a conversation piece by piece, as a chat template writes it whole.
+    """Writes a conversation piece by piece, with the same tokens as the chat template writes it whole.
 
-    stop: the token that ends a turn of the assistant, as sampled.
+    stop: token that ends a sampled turn of the assistant.
 
-    Raises ValueError for a template that does not end the assistant's turns with a token of their own, and for a
-    tokenizer that reads no special tokens.
+    Raises ValueError if the template does not end assistant turns with a dedicated token, or the tokenizer does not
+    parse special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str, tokens: Mapping[str, str]):
@@ -201,14 +201,14 @@ class TurnLayout:
         self._first = functools.lru_cache(maxsize=4096)(self._opened)
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the ids of the messages before the first turn, up to where the policy begins to write."""
+        """Returns the ids of the messages before the first turn, up to the start of the policy's text."""
         self._check(messages)
         return list(self._first(json.dumps(list(messages))))
 
     def turn(self, turn: Message) -> list[int]:
-        """Returns the ids of a recorded turn, without the token that ends it; names of control tokens in it are text.
+        """Returns the ids of a recorded turn, without its end token; control token names in it are plain text.
 
-        Raises ValueError for a template that opens a turn otherwise than it asks for one.
+        Raises ValueError if the template's generation prompt differs from its opening of a turn.
         """
         messages = [{"role": "user", "content": "question"}, turn]
         opened = render(self._template, messages[:1], self._tokens)
@@ -218,11 +218,11 @@ class TurnLayout:
         return self.tokenizer.encode(whole[len(opened) : whole.rindex(self._stop)])
 
     def answer(self, turn: Message, messages: Sequence[Message], *, stopped: bool) -> list[int]:
-        """Returns the ids that follow a turn: its end unless it was sampled, what the world answers, and the opening
-        of the next turn.
+        """Returns the ids after a turn: its end (unless sampled), the environment's answer, and the opening of the next
+        turn.
 
-        Raises ValueError for a template that writes a turn otherwise when something follows it, and for an answer that
-        names control tokens, which would be read as such.
+        Raises ValueError if the template writes a turn differently when messages follow, or if the answer contains
+        names of control tokens, which would be parsed.
         """
         self._check(messages)
         ids = list(self._between(json.dumps([turn, *messages])))
@@ -254,16 +254,16 @@ class TurnLayout:
                 )
 
     def text(self, drawn: Drawn) -> str:
-        """Returns the text of a sampled turn, without the token that ends it."""
+        """Returns the text of a sampled turn, without its end token."""
         return self.tokenizer.decode(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids)
 
 
-# ---- A policy and a world take turns.
+# ---- A policy and an environment take turns.
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeLimits:
-    """Of an episode. turns: of the policy. tokens: from the prompt's first to the last sampled one."""
+    """Limits of an episode. turns: of the policy. tokens: from the start of the prompt to the last sampled one."""
 
     turns: int
     tokens: int
@@ -275,17 +275,17 @@ class EpisodeLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """A rollout in a world: where it led, and its tokens.
+    """A rollout in an environment: its position and tokens.
 
     Attributes:
-      prompt: the ids before the first sampled turn.
-      ids: all after them: sampled turns and what the world answered between them. The last is a sampled one.
-      sampled_T: which of them the policy sampled.
-      log_probability_T: of sampled ids, float32, at the sampling temperature; 0 for others.
-      turn_stop: index in `ids` after the last token of every sampled turn.
+      prompt: ids before the first sampled turn.
+      ids: all later ids: sampled turns, with the environment's answers between them. The last id is sampled.
+      sampled_T: which ids the policy sampled.
+      log_probability_T: float32 of sampled ids, at the sampling temperature; 0 for others.
+      turn_stop: index in `ids` after the last token of each sampled turn.
       texts: of the sampled turns.
-      ended: whether the world ended the episode; else a limit cut it off, or it was lost (`episode.error`).
-      branch: the conversation so far, from which more may be sampled while its `Conversations` are open.
+      ended: the environment ended the episode; otherwise a limit cut it off, or it was lost (`episode.error`).
+      branch: the conversation so far, which can be continued while its `Conversations` are open.
     """
 
     episode: Episode
@@ -306,10 +306,10 @@ class Played:
 
 
 def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int) -> Played:
-    """Returns the rollout of an episode's position, of which nothing is sampled yet.
+    """Returns the rollout at an episode's position, before any sampling.
 
-    Turns before it, as of a record, are written as the template writes them: their text is all there is of them. An
-    episode that cannot be written is lost.
+    Earlier turns, e.g. of a record, are written by the template, as only their text is known. If an episode cannot be
+    written, it is lost.
     """
     if episode.error:
         return Played(episode, number, ())
@@ -326,7 +326,7 @@ def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int
 
 
 def lost(episode: Episode, error: ValueError) -> Episode:
-    """Returns an episode that the layout cannot write."""
+    """Marks an episode that the layout cannot write."""
     return dataclasses.replace(episode, done=True, error=f"layout: {error}"[:300])
 
 
@@ -334,9 +334,10 @@ def play(
     talk: Conversations, layout: TurnLayout, world: World, starts: Sequence[Played], limits: EpisodeLimits,
     *, until: Until = "end", stream: tuple[int, ...] = (),
 ) -> list[Played]:  # fmt: skip
-    """Returns the rollouts after one turn more (`step`) or at their ends, in order.
+    """Returns the rollouts after one more turn (`step`) or at their ends, in order.
 
-    All that go on advance together: a round samples a turn of each, then the world answers all of them at once.
+    All unfinished rollouts advance together: each round samples one turn of each, then the environment answers all at
+        once.
     """
     played = list(starts)
     while True:
@@ -363,7 +364,7 @@ def _with_turn(
     layout: TurnLayout,
     limits: EpisodeLimits,
 ) -> Played:
-    """Returns the rollout with a sampled turn; `episode` is where it led, None for a turn that was cut off."""
+    """Appends a sampled turn to a rollout; `episode` is the position after it, None if the turn was cut off."""
     ids = (*played.ids, *branch.ids[len(played.prompt) + len(played.ids) :])
     observed = len(ids) - len(played.ids) - len(drawn.ids)  # the world's answer to the turn before
     played = dataclasses.replace(
