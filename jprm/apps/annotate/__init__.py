@@ -1,4 +1,4 @@
-"""`jprm annotate`: human step labels. Here are the settings of a study, of a selection and of an export."""
+"""`jprm annotate`: human step labels. Defines the settings of studies, selections and exports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 Disagreements = Literal["cut", "each"]
-"""What becomes of a tree with two labellings. `cut`: one record, without labels from any step on which they differ.
-`each`: one record for each."""
+"""Treatment of a tree with two labellings. `cut`: one record, without labels from the first differing step on. `each`:
+one record per labelling."""
 
 
 Written = Literal["positive", "unlabelled"]
-"""The label of a step that an annotator wrote, which has no rating, as for the reader of PRM800K."""
+"""Label of a step that an annotator wrote, which has no rating; as in the PRM800K reader."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,15 +22,15 @@ class StudyConfig:
     """How often each kind of task is labelled.
 
     Attributes:
-      annotators: Names of the annotators, of letters, digits, dots, dashes and underscores. Later calls may add some.
-      double_fraction: Fraction of the tasks, chains or trees, that two annotators label.
+      annotators: Names of the annotators: letters, digits, dots, dashes and underscores. Later calls may add more.
+      double_fraction: Fraction of tasks (chains or trees) that two annotators label.
       gold_fraction: Fraction of an annotator's tasks that have known labels.
-      repeat_fraction: Fraction of an annotator's tasks that come a second time.
-      pass_screening: Fraction of the screening tasks that an annotator must label as known to go on: chains whose first
-        error they find, and of a tree the fraction of the steps that they tell wrong from not wrong.
-      anchored_fraction: Fraction of an annotator's chains, drawn at random, whose scores the page shows: an experiment
-        on how far a model's opinion moves the ratings.
-      seed: Of who gets what.
+      repeat_fraction: Fraction of an annotator's tasks that are repeated.
+      pass_screening: Minimum mean score over the screening tasks, from 0 to 1, to continue. A chain scores 1 if the
+        annotator finds its first error; a tree scores the fraction of steps judged right (wrong or not wrong).
+      anchored_fraction: Random fraction of an annotator's chains that show scores, to measure how far a model's opinion
+        shifts ratings.
+      seed: Seed of the assignment of tasks.
     """
 
     annotators: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ()
@@ -56,18 +56,18 @@ class StudyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SelectConfig:
-    """How many chains are selected, and why.
+    """How many chains are selected, by which criteria.
 
     Attributes:
       count: Chains to select.
-      convincing: Fraction that are the most convincing chains with an incorrect answer. A chain is as convincing as its
+      convincing: Fraction for the most convincing chains with an incorrect answer. A chain is as convincing as its
         lowest score.
-      rest: Fraction that are the most convincing of the other chains.
-      disagreement: Fraction whose scores are farthest from the labels that they carry: of a checker, of rollouts, or of
-        another model. What is left of 1 is drawn at random.
-      alternatives: 0 selects single chains. More selects trees with at most so many alternatives at a step, the most
-        convincing ones: pools become trees, in which equal beginnings are one.
-      seed: Of the random chains and of the order.
+      rest: Fraction for the most convincing of the other chains.
+      disagreement: Fraction for chains whose scores differ most from their stored labels (by a checker, rollouts or
+        another model). The remainder up to 1 is random.
+      alternatives: 0 selects single chains. A larger number selects trees with at most so many alternatives per step,
+        the most convincing ones: pools become trees by merging equal beginnings.
+      seed: Seed of the random chains and the order.
     """
 
     count: int

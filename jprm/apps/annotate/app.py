@@ -1,7 +1,7 @@
 """The labelling server: the page, an annotator's next tasks, and events.
 
-An event is checked, on the disk, applied and acknowledged, in this order, one at a time. `shown` is all that a page
-gets of a tree: never a label or where it comes from, and scores only in a study of anchoring.
+Events are processed one at a time: checked, written to disk, applied, acknowledged. `shown` defines all data of a tree
+    that the page receives: never a label or its origin, and scores only in an anchoring study.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def serve(
     annotators: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serves the study in a folder until SIGTERM, and says every annotator's address.
+    """Serves the study in a folder until SIGTERM, and prints every annotator's address.
 
-    Raises ValueError where the folder is no study or is served already, or others reach the address without a key.
+    Raises ValueError if the folder is not a study or is being served, or if the address is public and there is no key.
     """
     key = key_of(config)
     study = read(folder, annotators)
@@ -85,7 +85,7 @@ LONGEST_COMMENT = 2000
 def make_app(
     study: Study, log: EventLog, config: Listen, key: str | None = None, clock: Callable[[], float] = time.time
 ) -> Starlette:
-    """Returns the application. With a key, every annotator needs a key of their own (`key_of_annotator`)."""
+    """Builds the application. With a key, every annotator needs their own key (`key_of_annotator`)."""
 
     def expected(path: str) -> str | None:
         if key is None or not path.startswith("/v1/"):
@@ -115,17 +115,17 @@ def make_app(
 
 
 def key_of_annotator(key: str, annotator: str) -> str:
-    """Returns an annotator's own key, made of the server's key, which it does not give away."""
+    """Derives an annotator's key from the server's key, without revealing it."""
     return hmac.new(key.encode(), f"annotator {annotator}".encode(), "sha256").hexdigest()[:32]
 
 
 def key_of_study(key: str) -> str:
-    """Returns the key of the study's page, which no annotator has: it tells what their labels are worth."""
+    """Derives the key of the study's page, which shows label quality and is hidden from annotators."""
     return hmac.new(key.encode(), b"study", "sha256").hexdigest()[:32]
 
 
 async def _study(request: Request) -> Response:
-    """Returns the report as the file of events has it now, and where every annotator stands. It changes nothing."""
+    """Returns the current report and each annotator's progress, read from the file of events. Read-only."""
     state = request.app.state
     study: Study = state.tasks.study
 
@@ -137,15 +137,16 @@ async def _study(request: Request) -> Response:
         sentences = [block for block in blocks if isinstance(block, str)]
         return about | {"said": sentences, "table": {"columns": table.columns, "rows": table.lines}}
 
-    async with state.one_report:  # of several pages, and no annotator waits for it
+    async with state.one_report:  # one report at a time; annotators never wait for it
         return JSONResponse(await asyncio.to_thread(report))
 
 
 def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
-    """Returns what the page gets of a task: the texts, and what the annotator said.
+    """Returns the page's data for a task: the texts, and the annotator's own input.
 
-    `after` has the alternatives after the problem and after every step. Their order is drawn for each annotator: that
-    of the record may be a model's. `around` is what stands around every turn of a trajectory, and `tools` its tools.
+    `after` has the alternatives after the problem and after every step, in a random order per annotator, because the
+    record's order may reflect a model. `around` has the messages around each turn of a trajectory, and `tools` its
+    tools.
     """
     whole = tasks.study.trees[task.pool][task.index]
     tree, names = tasks.tree(task), (tasks.study.config.seed, "order", task.annotator, task.pool, task.index)
@@ -167,13 +168,13 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
 
 
 def tool_texts(tree: ReasoningTree) -> list[tuple[str, str]]:
-    """Returns the name and the schema of every tool that a tree of messages is written with."""
+    """Returns name and schema of each tool of a tree of messages."""
     schemas = [tool.get("function", tool) for tool in tree.tools]
     return [(schema["name"], json.dumps(schema, ensure_ascii=False, indent=1)) for schema in schemas]
 
 
 async def _next(request: Request) -> Response:
-    """Opens tasks until the annotator has enough, and returns them, with the last finished one to undo."""
+    """Opens tasks until the annotator has enough; returns them, and the last finished one for undo."""
     await json_of(request)
     annotator, state = _annotator(request), request.app.state
     tasks: Tasks = state.tasks
@@ -184,7 +185,7 @@ async def _next(request: Request) -> Response:
     finished = [task for task in opened if task.finish]
     screening = tasks.screening(annotator)
     if screening["passed"] is None:
-        del screening["right"]  # which tasks were right would say what the labels are
+        del screening["right"]  # it would reveal the labels
     return JSONResponse(
         {
             "tasks": [shown(tasks, task) for task in opened if not task.finish],
@@ -197,7 +198,7 @@ async def _next(request: Request) -> Response:
 
 
 async def _event(request: Request) -> Response:
-    """Stores one event. One that is there already is acknowledged again."""
+    """Stores one event. A duplicate is acknowledged again."""
     state = request.app.state
     event = read_event(await json_of(request), _annotator(request), state.clock())
     async with state.one_at_a_time:
@@ -232,7 +233,7 @@ def _annotator(request: Request) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EventRequest(RequestFields):
-    """A client's event. Its kind says which of the fields with a default it has (`FIELDS`)."""
+    """A client's event. Its kind determines the optional fields (`FIELDS`)."""
 
     kind: str
     uuid: str
@@ -254,11 +255,11 @@ FIELDS = {
     "write": ("text", "seconds"),
     "finish": ("reason", "seconds"),
 }
-"""The fields of each kind of event. A null step means none, or the whole chain."""
+"""Fields of each kind of event. A null step stands for the whole chain, or for no step."""
 
 
 def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str, Any]:
-    """Returns a client's event as it is stored. Raises Refusal naming the field that is unknown, absent or wrong."""
+    """Validates a client's event for storage. Raises Refusal with the field that is unknown, absent or wrong."""
     asked = read_request(EventRequest, body)
     if asked.kind not in FIELDS:
         raise Refusal(400, f"kind is one of {', '.join(FIELDS)}", "kind")

@@ -1,4 +1,4 @@
-"""What a study's labels are worth: agreement, known and repeated tasks, drift and time; and the labels as records."""
+"""Label quality of a study (agreement, gold and repeated tasks, drift, time), and export of the labels."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jprm.tree import NONE, Node, ReasoningTree, record_of, with_labels, with_sc
 
 
 def tasks_of(folder: str | os.PathLike) -> Tasks:
-    """Returns a study's tasks as they stand, also while it is served. Raises ValueError where it is none."""
+    """Returns a study's current tasks, even while it is served. Raises ValueError if the folder is not a study."""
     about = study.read(folder)
     return Tasks(about, study.events_in(about.events))
 
 
 def labellings(tasks: Tasks) -> dict[int, list[Task]]:
-    """Returns the finished tasks of every labelled tree of work, one an annotator, without repetitions."""
+    """Returns the finished tasks by labelled tree of work: one per annotator, without repetitions."""
     by_tree: dict[int, list[Task]] = collections.defaultdict(list)
     for task in tasks.by_id.values():
         if task.pool == "work" and task.finish and not task.again:
@@ -38,7 +38,7 @@ def labellings(tasks: Tasks) -> dict[int, list[Task]]:
 
 
 def figures(tasks: Tasks) -> dict[str, Any]:
-    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. None stands for no data."""
+    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. None means no data."""
     seed, done = tasks.study.config.seed, labellings(tasks)
     names = tasks.study.config.annotators
     return {
@@ -52,14 +52,14 @@ def figures(tasks: Tasks) -> dict[str, Any]:
 
 
 STUCK_MINUTES = 30
-"""An annotator with an open task and no event for longer is stuck, or gone."""
+"""With an open task, an annotator without events for longer counts as stuck."""
 
 
 def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
-    """Returns where each annotator stands: `state`, and `minutes` since the last event (None before the first).
+    """Returns each annotator's progress: `state`, and `minutes` since the last event (None before the first).
 
-    States: `not begun`, `screening failed`, `done` (no task is open), `stuck` (`STUCK_MINUTES`), else `working`.
-    `on` is the problem and the step at which the open task stands that was touched last.
+    States: `not begun`, `screening failed`, `done` (no open task), `stuck` (`STUCK_MINUTES`), else `working`. `on` is
+        the problem and step of the open task that was touched last.
     """
     state_of = {}
     for name in tasks.study.config.annotators:
@@ -83,8 +83,9 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
 
 
 def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict[str, Any]:
-    """Returns alpha over the steps that two rated, how often they agree that one is wrong or not, and how often they
-    name the same first error of a chain, or none."""
+    """Returns alpha over steps with two ratings, the agreement on wrong or not wrong, and the agreement on a chain's
+    first error (or none).
+    """
     units, task_U = [], []
     for number, pair in enumerate(twice):
         for ratings in _steps(pair):
@@ -116,7 +117,7 @@ def _steps(pair: Sequence[Task]) -> list[list[int]]:
 
 
 def _apart(tasks: Tasks, pair: Sequence[Task]) -> dict[str, Any] | None:
-    """Returns what annotators differ on: a chain's first error, or which of a tree's steps that they rated is wrong."""
+    """Returns the annotators' disagreement: on a chain's first error, or on the wrong steps of a tree."""
     index, tree = pair[0].index, tasks.tree(pair[0])
     if ends_at_error(tree):
         errors = {task.annotator: task.error for task in pair}
@@ -154,8 +155,9 @@ def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
 
 
 def _fraction(hits: Sequence[float], seed: int, task_N: Sequence[int] | None = None) -> dict[str, Any] | None:
-    """Returns the mean with its 95 % interval over tasks, which are one a hit unless given, and the number of hits `n`;
-    None for no hit."""
+    """Returns the mean with its 95 % interval over tasks (one per hit by default), and the number of hits `n`; None
+    without hits.
+    """
     if not hits:
         return None
     hit_N = np.array(hits)
@@ -165,8 +167,9 @@ def _fraction(hits: Sequence[float], seed: int, task_N: Sequence[int] | None = N
 
 
 def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
-    """Returns the second half of an annotator's tasks less the first: seconds a step, and fraction of a task's steps
-    rated wrong. None for fewer than 8 tasks."""
+    """Returns the change from the first to the second half of an annotator's tasks: seconds per step, and fraction
+    of steps rated wrong. None for fewer than 8 tasks.
+    """
     if len(work) < 8:
         return None
     late_N, task_N = np.arange(len(work)) >= len(work) / 2, range(len(work))
@@ -182,8 +185,7 @@ def _seconds_a_step(task: Task) -> float:
 
 
 def _contrast(value_N: Sequence[float], second_N: np.ndarray, task_N: Sequence[int], seed: int) -> dict[str, Any]:
-    """Returns how much larger the mean of the marked values is than that of the others, with a 95 % interval over
-    tasks."""
+    """Returns the difference in means, marked minus other values, with a 95 % interval over tasks."""
     x_N, one_N = np.array(value_N), second_N.astype(float)
 
     def change(weight_RN: np.ndarray) -> np.ndarray:
@@ -193,21 +195,20 @@ def _contrast(value_N: Sequence[float], second_N: np.ndarray, task_N: Sequence[i
 
 
 def _inside(figure: dict[str, Any]) -> dict[str, Any]:
-    """Returns a figure whose value is in [-1, 1] with its interval cut to that range, which holds the truth."""
+    """Clips the interval of a figure to [-1, 1], its possible range."""
     ends = {key: min(max(figure[key], -1.0), 1.0) for key in ("low", "high") if figure[key] is not None}
     return figure | ends
 
 
 DOUBTED = 0.5
-"""A model doubts a step whose score is below it."""
+"""The model doubts a step with a score below this."""
 
 
 def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any] | None:
-    """Returns what showing scores changes, shown less hidden: `agreement`, how often the first error is the first step
-    that the model doubts, or there is neither; `with_an_error`; `seconds_a_step`. None for fewer than 8 of either.
+    """Returns the effect of showing scores, shown minus hidden: `agreement` of the first error with the first step that
+    the model doubts (or neither exists), `with_an_error`, `seconds_a_step`. None for fewer than 8 of either.
 
-    Chance decides who sees the scores of what, so the differences are effects of seeing them (Tversky and Kahneman
-    1974).
+    Chance decides who sees scores of which chains, so the differences are causal effects (Tversky and Kahneman 1974).
     """
     shown_N = np.array([tasks.anchored(task) for task in rated], bool)
     if min(shown_N.sum(), (~shown_N).sum()) < 8:
@@ -226,7 +227,7 @@ def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any]
 
 
 def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the report as sentences and a table of the annotators, with where they stand if it has `standing`."""
+    """Yields the report as sentences and a table of annotators, with their progress if it has `standing`."""
     tasks, agreement = report["tasks"], report["agreement"]
     yield (
         f"{tasks['labelled']:,} of {tasks['in_study']:,} tasks labelled, {tasks['labelled_twice']:,} of them twice:"
@@ -320,14 +321,13 @@ def export(
     without: Collection[str] = (),
     written: Written | None = None,
 ) -> dict[str, int]:
-    """Writes what is labelled in a study, as chain and tree records with ratings; returns counts.
+    """Writes the labels of a study as chain and tree records with ratings; returns counts.
 
-    Tasks that were skipped, and problems called bad, are left out. A task on which an annotator gave up has the
-    ratings until then. Tasks with known labels, and second ratings by one annotator, are left out too. Labels of
-    annotators named in `without` do not count. A step that an annotator wrote makes the record a tree, with the step as
-    a further alternative, labelled as `written` says.
+    Skipped tasks and bad problems are left out. A task that an annotator gave up keeps the ratings until then. Gold
+    tasks and repetitions are left out, as are labels of annotators in `without`. If an annotator wrote a step, the
+    record becomes a tree with this step as an alternative, labelled by `written`.
 
-    Raises ValueError where steps were written and `written` does not say what their label is.
+    Raises ValueError if steps were written and `written` is None.
     """
     tasks = tasks_of(folder)
     check_output(output, tasks.study.events)
@@ -371,21 +371,21 @@ def _records(
 
 
 def _all_wrong(task: Task, tree: ReasoningTree, labels: Sequence[int | None]) -> bool:
-    """Whether the exported labels still call every alternative wrong that the annotator's own step replaces."""
+    """Whether the exported labels call all alternatives wrong that the annotator's own step replaces."""
     parent = task.path[-1] if task.path else -1
     return all(label == -1 for node, label in zip(tree.nodes, labels, strict=True) if node.parent == parent)
 
 
 def _written(task: Task) -> Node:
-    """Returns an annotator's own step, as the reader of PRM800K gives it."""
+    """Returns an annotator's own step, in the form of the PRM800K reader."""
     parent = task.path[-1] if task.path else -1
     return Node(parent, task.written, origin="human_written", extra={"annotator": task.annotator})
 
 
 def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
-    """Returns the rating of every step, None from any step on which the annotators differ.
+    """Returns the rating of each step; None from the first step on which annotators differ.
 
-    In a trajectory only that step has none: its annotators go on from the same turn, whatever they call it.
+    In a trajectory only that step is None: its annotators continue from the same turn in any case.
     """
     ratings, labels, apart = [task.ratings for task in group], [], set()
     for i, node in enumerate(tree.nodes):
@@ -420,9 +420,9 @@ def _record(tree: ReasoningTree, labels: list[int | None], group: list[Task], an
 
 
 def _turns(tree: ReasoningTree, labels: Sequence[int | None], chosen: Collection[int]) -> list[Node]:
-    """Returns the nodes of a tree of messages with the labels of its steps, and `chosen` where a path had alternatives.
+    """Returns the nodes of a tree of messages with step labels, and `chosen` where a path had alternatives.
 
-    All else of the messages stays, but for earlier labels and scores.
+    Other message data are kept, except earlier labels and scores.
     """
     label_of: dict[int, int | None] = dict(zip(tree.steps, labels, strict=True))
     places = [tree.steps[step] for step in chosen] if tree.kind == "tree" else []
@@ -432,7 +432,7 @@ def _turns(tree: ReasoningTree, labels: Sequence[int | None], chosen: Collection
 
 
 def _node(node: Node, label: int | None, chosen: bool) -> Node:
-    """Returns a tree's node as the reader of PRM800K gives it: `chosen` where a path went on."""
+    """Returns a tree's node in the form of the PRM800K reader, with `chosen` if a path continued there."""
     if node.origin == "human_written":
         return dataclasses.replace(node, label=label)
     extra = {key: value for key, value in node.extra.items() if key not in ("chosen", "label", "origin", "false")}

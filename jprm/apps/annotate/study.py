@@ -1,8 +1,8 @@
-"""A study: the trees to label, who labels them, what is mixed in to measure the labels, and the file of events.
+"""A study: trees to label, annotators, tasks that measure label quality, and the file of events.
 
-What is labelled are trees, from any record that jprm reads. A chain is a tree whose steps have no alternatives. Of
-trajectories the turns are labelled (`rated_tree`); the study keeps their messages. An event is appended to the file and
-on the disk before it is acknowledged; the file is whole after any kill.
+The labelled items are trees, from any record that jprm reads. A chain is a tree without alternatives. In trajectories,
+turns are labelled (`rated_tree`); the study keeps their messages. An event is appended to the file and synced to disk
+before it is acknowledged; the file is intact after any kill.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EVENTS = "events.jsonl"
 
 
 class Study(NamedTuple):
-    """A study's folder, configuration and trees. `salt` makes the names of tasks say nothing of what they hold."""
+    """A study's folder, configuration and trees. `salt` keeps task names from revealing their contents."""
 
     folder: pathlib.Path
     config: StudyConfig
@@ -68,10 +68,10 @@ def create(
     screening: str | os.PathLike | None = None,
     guidelines: str | os.PathLike | None = None,
 ) -> None:
-    """Writes a study's folder, whole or not at all.
+    """Writes a study's folder atomically.
 
-    Raises ValueError where the folder exists; RecordError for a bad record, one of `gold` or `screening` without
-    labels, or one without scores or with alternatives in a study of anchoring.
+    Raises ValueError if the folder exists. Raises RecordError for a bad record, for one in `gold` or `screening`
+    without labels, and, in an anchoring study, for one without scores or with alternatives.
     """
     if os.path.lexists(folder):
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
@@ -101,9 +101,9 @@ def create(
 
 
 def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
-    """Returns the study of a folder; `annotators` that it lacks are added to it.
+    """Reads the study in a folder; adds new `annotators` to it.
 
-    Raises ValueError naming the file where it is no study, RecordError for a bad record.
+    Raises ValueError, naming the file, if it is not a study; RecordError for a bad record.
     """
     folder = pathlib.Path(folder)
     file = folder / "study.json"
@@ -134,7 +134,7 @@ def chance(seed: int, *parts: Any) -> float:
 
 
 Alternatives = Sequence[Sequence[int]]
-"""The nodes from which a path may go on: at 0 after the problem, at i + 1 after node i."""
+"""Nodes from which a path may continue: at 0 after the problem, at i + 1 after node i."""
 
 
 def alternatives_of(tree: ReasoningTree) -> list[list[int]]:
@@ -151,7 +151,7 @@ def is_chain(tree: ReasoningTree) -> bool:
 
 
 def rated_tree(tree: ReasoningTree) -> ReasoningTree:
-    """Returns what is rated of a tree: the steps of a tree of messages, which keep their role; all of others.
+    """Returns the part of a tree that is rated: for a tree of messages, its steps (with their role); else all.
 
     Step i is the node `tree.steps[i]` of the tree of messages.
     """
@@ -162,7 +162,7 @@ def rated_tree(tree: ReasoningTree) -> ReasoningTree:
 
 
 def ends_at_error(tree: ReasoningTree) -> bool:
-    """Whether a tree is rated to its first error only: a chain is, and an agent may recover from a wrong turn."""
+    """Whether a tree is rated only to its first error: true for a chain, but an agent may recover from a wrong turn."""
     return is_chain(tree) and not tree.of_messages
 
 
@@ -176,7 +176,7 @@ def items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
 
 
 def known_items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """As `items_in`, also of a benchmark with labels of steps, as released: ProcessBench, PRMBench, PRM800K."""
+    """Like `items_in`, but also reads released benchmarks with step labels: ProcessBench, PRMBench, PRM800K."""
     from jprm.methods.evaluate.run import format_of, source
 
     reader = source(format_of(path))
@@ -192,17 +192,17 @@ def _items(tree: ReasoningTree) -> Iterator[ReasoningTree]:
 
 
 def chains_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields every chain of a file's chains, pools and trees, and its trajectories. Raises RecordError for a bad one.
+    """Yields each chain of a file's chains, pools and trees, and its trajectories. Raises RecordError for a bad record.
 
-    A chain record keeps its further keys; a path of a pool or a tree has only the problem's answer. Trajectories, and
-    trees of them, are whole.
+    A chain record keeps its other keys; a path of a pool or tree keeps only the problem's answer. Trajectories, and
+    trees of them, are yielded whole.
     """
     for tree in read_trees(path):
         yield from [tree] if tree.of_messages else _chains(tree)
 
 
 def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
-    """Yields a file's chains, pools and trees as trees with at most so many alternatives at a step (`pruned`).
+    """Yields a file's chains, pools and trees as trees with at most `most` alternatives per step (`pruned`).
 
     Raises RecordError for a bad record or a trajectory, ValueError for one without scores.
     """
@@ -215,7 +215,7 @@ def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
 
 
 def merged(tree: ReasoningTree) -> ReasoningTree:
-    """Returns the tree with alternatives of equal text as one node, which has what the first of them says."""
+    """Merges alternatives with equal text into one node; its fields come from the first one that has them."""
     nodes: list[Node] = []
     place, first = [-1], {}  # of the problem and every node; of every parent and text
     for node in tree.nodes:
@@ -232,7 +232,7 @@ def merged(tree: ReasoningTree) -> ReasoningTree:
 
 
 def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:
-    """Returns the tree with the `most` most convincing alternatives at every step.
+    """Keeps the `most` most convincing alternatives at each step.
 
     An alternative is as convincing as the most convincing chain through it, and a chain as its lowest score.
     """
@@ -251,7 +251,7 @@ def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:
 
 
 def scores_of(tree: ReasoningTree) -> list[float]:
-    """Returns the score of every node. Raises ValueError where one has none."""
+    """Returns the score of every node. Raises ValueError if one has none."""
     scores = [node.score for node in tree.nodes if node.score is not None]
     if len(scores) < len(tree.nodes):
         raise ValueError(f"a step of {tree.problem[:60]!r} has no score: run `jprm score` on the file first")
@@ -281,10 +281,10 @@ def known_wrong(tree: ReasoningTree) -> dict[int, bool]:
 
 
 def alike(tree: ReasoningTree, labels: Mapping[int, bool], others: Mapping[int, bool]) -> float:
-    """Returns how far two labellings, of steps as wrong or not, agree.
+    """Returns the agreement of two labellings of steps as wrong or not.
 
-    For a chain that is 1 or 0, whether they have the same first error or none; for a trajectory or a tree with
-    alternatives the fraction of the steps that both label, 0 where there is none.
+    For a chain: 1 if they have the same first error (or none), else 0. For a trajectory or a tree with alternatives:
+    the fraction of steps in both that agree; 0 if there is none.
     """
     if ends_at_error(tree):
         first = (
@@ -296,13 +296,13 @@ def alike(tree: ReasoningTree, labels: Mapping[int, bool], others: Mapping[int, 
 
 
 class LogFailed(OSError):
-    """Whether the disk holds an event is not known: only a restart, which reads the file again, can tell."""
+    """It is unknown whether the disk holds an event. Only a restart, which rereads the file, can tell."""
 
 
 class EventLog:
-    """A JSON Lines file that one process appends to.
+    """A JSON Lines file to which a single process appends.
 
-    A line is written, flushed to the disk and only then acknowledged. A line without its end was never acknowledged: it
+    A line is written and synced to disk before it is acknowledged. An incomplete last line was never acknowledged, and
     is cut off when the file is opened.
     """
 
@@ -316,11 +316,11 @@ class EventLog:
         self.events = _whole_lines(text, file.name)
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Appends an event, which is on the disk when this returns.
+        """Appends an event, which is on disk when this returns.
 
         Raises:
-          OSError: the disk is full or takes no more. Nothing of the event is left in the file.
-          LogFailed: what the file holds is not known. Every further call raises it.
+          OSError: the disk is full or failing. The file contains no part of the event.
+          LogFailed: the file's content is unknown. All later calls raise it too.
         """
         with self._lock:
             if self._failed:
@@ -345,9 +345,9 @@ class EventLog:
 
 
 def events_in(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Returns the events that a study's file holds now, also while its server writes; none where there is no file.
+    """Returns the events in a study's file, even while its server writes; [] if there is no file.
 
-    An event whose line has no end yet is not confirmed, and left out. Raises RecordError for a line that is not JSON.
+    An incomplete last line is not confirmed, so it is ignored. Raises RecordError for a line that is not JSON.
     """
     path = pathlib.Path(path)
     return _whole_lines(path.read_bytes(), path) if path.exists() else []
@@ -359,9 +359,9 @@ def _whole_lines(text: bytes, path: str | os.PathLike) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def open_log(path: str | os.PathLike) -> Iterator[EventLog]:
-    """Opens the file, made if it is not there, against other processes.
+    """Opens (or creates) the file, locked against other processes.
 
-    Raises RecordError for a line that is not JSON, ValueError where another process has the file open.
+    Raises RecordError for a line that is not JSON, ValueError if another process has it open.
     """
     with path_of(path).growing() as file:
         folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
@@ -372,28 +372,29 @@ def open_log(path: str | os.PathLike) -> Iterator[EventLog]:
         yield EventLog(file)
 
 
-# ------------------------------------------------------------------------------------------------------ what to label
+# ----------------------------------------------------------------------------------------------------------- selection
 #
-# Above all wrong answers that the model finds convincing (Lightman et al. 2023, section 2). What a model already scores
-# right teaches it little, and a random chain is mostly that. But a sample chosen by a model says nothing of all chains,
-# so some are drawn at random from all of them, with known probability. A tree counts as its most convincing chain.
+# Mostly wrong answers that the model finds convincing (Lightman et al. 2023, section 2). A model learns little from
+# chains that it already scores correctly, and most random chains are such. But a sample chosen by a model does not
+# represent all chains, so some are sampled from all of them, with known probability. A tree counts as its most
+# convincing chain.
 
 
 def select(trees: Sequence[ReasoningTree], config: SelectConfig, scale: Scale = PROBABILITY) -> list[ReasoningTree]:
-    """Returns the trees to label, shuffled, each with `selection`: its stratum, and for random ones the probability.
+    """Selects trees to label, shuffled. Each has `selection`: its stratum and, for random ones, the probability.
 
-    The random trees are drawn first and from all: as a sample they stand for all. Where a stratum has too few trees,
-    others take its place (`fill`), drawn from what is left. Equal trees count once. `scale` says what scores mean: they
-    are compared with labels as fractions.
+    Random trees are sampled first and from all trees, so that they represent all. If a stratum has too few trees,
+    random others replace them (`fill`). Duplicates count once. `scale` defines the meaning of scores, which are
+    compared with labels as fractions.
 
-    Raises ValueError where a tree has no scores, or one outside the scale.
+    Raises ValueError if a tree has no scores, or one outside the scale.
     """
     left = list({(tree.problem, *map(_said, tree.nodes)): tree for tree in trees}.values())
     rated = {id(tree): rated_tree(tree) for tree in left}
     scores = {id(tree): scale.fractions(scores_of(rated[id(tree)]), repr(tree.problem[:60])).tolist() for tree in left}
 
     def convincing(tree: ReasoningTree, wrong: bool) -> float | None:
-        """Returns the lowest score of the most convincing chain, or of the most convincing one known to be wrong."""
+        """Returns the lowest score of the most convincing chain, optionally only among chains known to be wrong."""
         steps = rated[id(tree)]
         chains = [path for path in chains_of(steps) if not wrong or steps.nodes[path[-1]].correct is False]
         return max((min(scores[id(tree)][i] for i in path) for path in chains), default=None)
@@ -431,7 +432,7 @@ def _said(node: Node) -> tuple:
 
 
 def _distance(tree: ReasoningTree, scores: Sequence[float]) -> float | None:
-    """Returns the largest distance of a score from its label, both in [0, 1], None without labels."""
+    """Returns the largest distance of a score from its label, both in [0, 1]; None without labels."""
     low = -1.0 if tree.semantics in ("rating", "advantage") else 0.0
     pairs = zip(scores, tree.nodes, strict=True)
     labelled = [(score, node.label) for score, node in pairs if node.label is not None]
@@ -444,10 +445,10 @@ def select_file(
     config: SelectConfig,
     exclude: Iterable[str | os.PathLike] = (),
 ) -> dict[str, Any]:
-    """Writes the selected chains, or trees, of a file of scored records; returns counts.
+    """Writes selected chains or trees from a file of scored records; returns counts.
 
-    Problems of the files `exclude`, benchmarks, are left out. What the scores mean is in `SOURCE.info.json`, which
-    `jprm score` writes; without it they are probabilities.
+    Problems in the benchmark files `exclude` are left out. `SOURCE.info.json`, written by `jprm score`, defines the
+    meaning of the scores; without it they are probabilities.
     """
     exclude = list(exclude)
     check_output(output, source, *exclude)

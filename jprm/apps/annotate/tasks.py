@@ -1,4 +1,4 @@
-"""Who labels what: every annotator's tasks, as the events say, and what comes next."""
+"""Assignment of tasks: each annotator's tasks, as derived from the events, and the next one."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from jprm.apps.annotate.study import Alternatives, Study, alike, alternatives_of
 from jprm.tree import ReasoningTree
 
 AHEAD = 2
-"""Tasks that an annotator has at a time: the current one, and the next, for when the connection is lost."""
+"""Open tasks per annotator: the current one, and the next in case the connection is lost."""
 
 CLAIM_SECONDS = 24 * 3600.0
-"""How long an unfinished task waits for its annotator before another gets it too."""
+"""After this time, an unfinished task is also given to another annotator."""
 
 REPEAT_AFTER = 20
-"""Tasks between a task and its repetition."""
+"""Minimum number of tasks before a task is repeated."""
 
 FINISHED = ("solution", "found_error")
 Reason = Literal["solution", "found_error", "give_up", "bad_problem", "skip"]
 REASONS: tuple[str, ...] = get_args(Reason)
-"""How a task ends: at the end of a path, where no alternative is acceptable, or for one of three reasons without."""
+"""How a task ends: at the end of a path, if no alternative is acceptable, or for one of three other reasons."""
 
 
 class Conflict(ValueError):
-    """An event that does not fit what came before, such as a second rating of one step from another window."""
+    """An event that contradicts earlier ones, e.g. a second rating of a step from another window."""
 
 
 class Act(NamedTuple):
-    """A rating of a step, or with `rating` None the choice of a rated step. `chosen`: the path goes on from it."""
+    """A rating of a step, or (if `rating` is None) the choice of a rated step. `chosen`: the path continues from it."""
 
     step: int
     rating: int | None
@@ -41,7 +41,7 @@ class Act(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A tree in front of an annotator, and what was said of it. `again` marks a repetition."""
+    """A tree assigned to an annotator, with their input. `again` marks a repetition."""
 
     id: str
     annotator: str
@@ -57,17 +57,17 @@ class Task:
 
     @property
     def rated(self) -> bool:
-        """Whether a path was rated to its end, or to where no alternative is acceptable."""
+        """Whether a path was rated to its end, or until no alternative is acceptable."""
         return self.finish in FINISHED
 
     @property
     def path(self) -> list[int]:
-        """The steps from which the annotator went on."""
+        """Steps from which the annotator continued."""
         return [act.step for act in self.acts if act.chosen]
 
     @property
     def ratings(self) -> dict[int, int]:
-        """The last rating of every rated step."""
+        """Last rating of each rated step."""
         return {act.step: act.rating for act in self.acts if act.rating is not None}
 
     @property
@@ -77,15 +77,15 @@ class Task:
 
     @property
     def error(self) -> int | None:
-        """The first step rated wrong, None where none is."""
+        """First step rated wrong, or None."""
         return next((step for step, wrong in self.wrong.items() if wrong), None)
 
 
 def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers: bool = False) -> Task:
-    """Returns the task, of a tree with these alternatives, after an event. Raises Conflict where it does not fit.
+    """Returns the task after an event. Raises Conflict if the event does not fit.
 
-    A step without alternatives that is not rated wrong is chosen with its rating. With `recovers`, of a trajectory, the
-    path may go on from a wrong step as from others: the task ends where no step is left.
+    Rating a step without alternatives also chooses it, unless it is wrong. With `recovers` (trajectories), the path may
+    continue from a wrong step: the task ends if no step is left.
     """
     kind = event["kind"]
     task = dataclasses.replace(task, touched=event["time"])
@@ -125,7 +125,7 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers:
 
 
 class Tasks:
-    """All tasks of a study. It changes only by `apply`, so the events in their order give the same tasks again."""
+    """All tasks of a study. Changes only by `apply`, so replaying the events restores the same tasks."""
 
     def __init__(self, study: Study, events: Iterable[Mapping[str, Any]] = ()):
         self.study = study
@@ -142,24 +142,24 @@ class Tasks:
             self.apply(event)
 
     def opened_by(self, annotator: str) -> list[Task]:
-        """Returns the annotator's tasks in the order in which they were opened."""
+        """Returns the annotator's tasks in order of opening."""
         return [self.by_id[id] for id in self._of.get(annotator, ())]
 
     def tree(self, task: Task) -> ReasoningTree:
-        """Returns what is rated in a task; of a trajectory only the turns."""
+        """Returns the tree to rate in a task; for a trajectory, only its turns."""
         return self.trees[task.pool][task.index]
 
     def anchored(self, task: Task) -> bool:
-        """Whether the annotator sees the model's scores in this task, which chance decides."""
+        """Whether the annotator sees the model's scores in this task (decided by chance)."""
         config = self.study.config
         return (
             task.pool == "work" and chance(config.seed, "anchor", task.annotator, task.index) < config.anchored_fraction
         )
 
     def known(self, event: Mapping[str, Any]) -> bool:
-        """Whether this event was applied: a client sends it again if its acknowledgement was lost.
+        """Whether this event was applied: a client resends it if the acknowledgement was lost.
 
-        Raises Conflict where its uuid is another event's.
+        Raises Conflict if another event has its uuid.
         """
         seen = self._seen.get(event["uuid"])
         if seen is not None and any(seen.get(key) != event.get(key) for key in {*seen, *event} - {"time"}):
@@ -167,7 +167,7 @@ class Tasks:
         return seen is not None
 
     def after(self, event: Mapping[str, Any]) -> Task:
-        """Returns the event's task as it would be after it. Raises Conflict where it does not fit."""
+        """Returns the event's task as it would be after the event. Raises Conflict if the event does not fit."""
         if event["kind"] == "open":
             fields = {key: event[key] for key in ("annotator", "pool", "index", "again")}
             return Task(event["task"], **fields, touched=event["time"])
@@ -177,7 +177,7 @@ class Tasks:
         return changed(task, self.alternatives[task.pool][task.index], event, recovers=self.tree(task).of_messages)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Takes an event. Raises Conflict, and changes nothing, where it does not fit."""
+        """Applies an event. Raises Conflict, without any change, if it does not fit."""
         task = self.after(event)
         if event["kind"] == "open":
             self._of.setdefault(task.annotator, []).append(task.id)
@@ -187,7 +187,7 @@ class Tasks:
         self._seen[event["uuid"]] = event
 
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
-        """Returns the event that opens the annotator's next task; None where there are enough, or no more."""
+        """Returns the event that opens the annotator's next task; None if enough are open, or none is left."""
         opened = self.opened_by(annotator)
         if sum(task.finish is None for task in opened) >= AHEAD:
             return None
@@ -200,12 +200,12 @@ class Tasks:
         return {**names, "pool": pool, "index": index, "again": again, "time": now}
 
     def as_known(self, task: Task) -> float:
-        """Returns how far a finished task is labelled as is known (`alike`)."""
+        """Returns the agreement of a finished task with its known labels (`alike`)."""
         tree = self.tree(task)
         return task.rated * alike(tree, task.wrong, known_wrong(tree))
 
     def screening(self, annotator: str) -> dict[str, Any]:
-        """Returns how many screening tasks there are, are done and were labelled as known, and whether that passes.
+        """Returns the number of screening tasks, of done ones and of right ones, and `passed`.
 
         `passed` is None until all are done.
         """
@@ -216,7 +216,7 @@ class Tasks:
         return {"tasks": len(trees), "done": len(done), "right": right, "passed": passed}
 
     def _place(self, annotator: str, opened: list[Task], now: float) -> tuple[str, int, bool] | None:
-        """Returns the pool, the index and whether it is a repetition of the next task."""
+        """Returns (pool, index, is a repetition) of the next task."""
         screened = sum(task.pool == "screening" for task in opened)
         if screened < len(self.study.trees["screening"]):
             return "screening", screened, False
@@ -235,12 +235,12 @@ class Tasks:
         return next((("work", i, False) for i in left if self._open(i, now)), None)
 
     def _left(self, opened: list[Task], pool: str) -> Iterator[int]:
-        """Yields the trees of a pool that the annotator has not had."""
+        """Yields the trees of a pool that the annotator has not seen."""
         seen = {task.index for task in opened if task.pool == pool}
         return (i for i in range(len(self.study.trees[pool])) if i not in seen)
 
     def _open(self, index: int, now: float) -> bool:
-        """Whether a tree needs a further annotator."""
+        """Whether a tree needs another annotator."""
         tasks = [self.by_id[id] for id in self._on[index]]
         busy = [task for task in tasks if task.finish or now - task.touched < CLAIM_SECONDS]
         return sum(task.finish != "skip" and not task.again for task in busy) < self._wanted[index]

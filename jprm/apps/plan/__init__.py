@@ -1,1 +1,1 @@
-"""A pod's step, planned on a laptop: compiled by libtpu for chips that are not there, measured in what it must cost."""
+"""Plans a step for absent chips: compiles it, e.g. by libtpu on a laptop, and measures its minimum cost."""

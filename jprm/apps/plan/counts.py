@@ -1,6 +1,6 @@
-"""Counts a compiled program's FLOPs, HBM bytes and collectives, including the trips of its loops, and bounds its time.
+"""Counts FLOPs, HBM bytes and collectives of a compiled program, with loop trips, and bounds its time.
 
-XLA's own `cost_analysis` counts the body of a loop once, and a model's layers are the body of a loop.
+XLA's own `cost_analysis` counts a loop body once, but a model's layers are a loop body.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Bounds", "ProgramCounts", "bounds", "count", "matrices", "model_flop
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCounts:
-    """Counts of one device and one run. `uncounted` names kernels of unknown cost."""
+    """Counts per device and run. `uncounted` names kernels of unknown cost."""
 
     flops: float
     bytes: float
@@ -30,18 +30,18 @@ class ProgramCounts:
     uncounted: tuple[str, ...] = ()
 
     def received(self, *, network: bool) -> float:
-        """Returns bytes received between slices over the data centre's network, or between the chips of a slice."""
+        """Returns bytes received between slices (over the data centre's network), or between chips of a slice."""
         return sum(c.received * c.times for c in self.collectives if c.network == network)
 
 
 def count(
     module: Module, parameters: Collection[int] = (), kernels: Mapping[str, float] | None = None, node: int = 0
 ) -> ProgramCounts:
-    """Counts what the module's entry computes, moves and sends.
+    """Counts the FLOPs, memory traffic and collectives of the module's entry.
 
     parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
     kernels: FLOPs per call of Pallas kernels, by name. Others count by their `cost_estimate`.
-    node: devices of a node where several nodes of GPUs are joined by a network; 0 elsewhere.
+    node: devices per node if several GPU nodes are joined by a network, else 0.
     """
     flops, moved, uncounted = 0.0, 0.0, set()
     for computation, times, _ in module.executed():
@@ -60,7 +60,7 @@ def count(
 
 
 def product_flops(where: Computation, product: Instruction) -> float:
-    """Returns 2 FLOPs per multiply-add of a dot or convolution, without padding and dilation."""
+    """Returns 2 FLOPs per multiply-add of a dot or convolution, excluding padding and dilation."""
     left, right = (where.instructions[name].arrays[0].shape for name in product.operands[:2])
     result = product.arrays[0].shape
     if product.opcode == "dot":
@@ -83,7 +83,7 @@ def product_flops(where: Computation, product: Instruction) -> float:
 
 
 def library_product_flops(where: Computation, call: Instruction) -> float:
-    """Returns 2 FLOPs per multiply-add of a product that cuBLAS makes."""
+    """Returns 2 FLOPs per multiply-add of a cuBLAS product."""
     contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', call.text)
     left = where.instructions[call.operands[0]].arrays[0].shape
     axes = re.findall(r"\d+", contracted[1]) if contracted else []
@@ -91,20 +91,20 @@ def library_product_flops(where: Computation, call: Instruction) -> float:
 
 
 def _pairs_along(size: int, window: int, outputs: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
-    """Counts, along one axis of a convolution, the pairs of an output and a window position that meet an input element.
+    """Counts, along one axis of a convolution, the (output, window position) pairs that meet an input element.
 
-    The others fall on padding, or on the zeros that dilation puts between elements, and are not multiplied.
+    Other pairs fall on padding or on the zeros of dilation, and are not multiplied.
     """
     position = np.arange(outputs)[:, None] * stride + np.arange(window) * rhs_dilate - low
     return int(np.sum((position >= 0) & (position <= (size - 1) * lhs_dilate) & (position % lhs_dilate == 0)))
 
 
 KERNELS = re.compile(r"tpu_custom_call|gpu\.triton")
-"""Matches the text of a call of a Pallas kernel, on TPUs and on GPUs."""
+"""Matches calls of Pallas kernels, on TPUs and GPUs."""
 
 
 def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
-    """Returns a kernel's FLOPs by its name, or by the `cost_estimate` of its `pallas_call`; 0 without either."""
+    """Returns a kernel's FLOPs by its name, or by the `cost_estimate` of its `pallas_call`; 0 if both are missing."""
     for name, flops in kernels.items():
         if name in call.name or name in call.op_name.rpartition("/")[2] or f'"{name}"' in call.text:
             return flops
@@ -116,15 +116,15 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all",
     "partition-id", "replica-id", "optimization-barrier", "async-start", "async-update", "async-done", "call-start",
 }  # fmt: skip
-"""Instructions that move nothing."""
+"""Instructions that move no data."""
 
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> float:
-    """Returns the HBM bytes that an instruction reads and writes: each operand once, and only the slice of a slice.
+    """Returns the HBM bytes that an instruction reads and writes: each operand once; for a slice, only the slice.
 
-    This is a lower bound: a product that does not fit the chip's own memory reads its operands again.
+    This is a lower bound: if a product exceeds the chip's own memory, its operands are read repeatedly.
     """
     opcode = instruction.opcode
     if opcode in FREE or opcode.endswith("-done") or "AllocateBuffer" in instruction.text:
@@ -156,7 +156,7 @@ def _fusion_bytes(
     total, carries = 0.0, inner.name.startswith("async_collective_fusion") or "AsyncCollective" in inner.root.text
 
     def passed(user: Instruction) -> bool:
-        """Whether the user reads nothing itself: the result's tuple, or a collective that is under way meanwhile."""
+        """Whether the user reads no data itself: the result's tuple, or a collective in progress."""
         return (user is inner.root and user.opcode == "tuple") or (carries and _under_way(user))
 
     for parameter, arrays in zip(inner.parameters, operands, strict=True):
@@ -176,7 +176,7 @@ def _fusion_bytes(
 
 
 def _under_way(inner: Instruction) -> bool:
-    """Whether it is a collective that several fusions carry on, each beside its own work. The last one counts it."""
+    """Whether it is a collective that several fusions carry on beside their own work. Only the last one counts it."""
     return inner.opcode in CARRIED or "AsyncCollective" in inner.text
 
 
@@ -184,9 +184,9 @@ CARRIED = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collecti
 
 
 def _read(module: Module, where: Computation, value: Instruction) -> float:
-    """Returns the bytes that a fusion reads of a value inside it: those of its slices, where nothing else uses it.
+    """Returns the bytes that a fusion reads of an inner value: only slices, if it has no other users.
 
-    Fusions are nested: a product's fusion calls the one that slices its operand.
+    Fusions are nested: a product's fusion calls the fusion that slices its operand.
     """
     total = 0.0
     for user in {u.name: u for u in where.users[value.name]}.values():
@@ -204,7 +204,9 @@ def _read(module: Module, where: Computation, value: Instruction) -> float:
 
 
 def _source(module: Module, where: Computation, output: Instruction) -> tuple[Computation, Instruction]:
-    """Returns what makes a fusion's output, behind bitcasts and nested fusions of one output, and its computation."""
+    """Returns the instruction behind a fusion's output, past bitcasts and nested single-output fusions; and its
+    computation.
+    """
     while output.opcode == "bitcast" or (output.opcode == "fusion" and len(output.arrays) == 1):
         if output.opcode == "bitcast":
             output = where.instructions[output.operands[0]]
@@ -214,13 +216,13 @@ def _source(module: Module, where: Computation, output: Instruction) -> tuple[Co
     return where, output
 
 
-# ---- Collectives: how often each runs, and what it moves.
+# ---- Collectives: how often each runs, and which data it moves.
 #
-# Between the chips of a slice they are collective instructions. Between slices, over the data centre's network, they
-# are a `send` and a `recv`, whose attributes name the collective that the hosts perform.
+# Within a slice, these are collective instructions. Between slices, over the data centre's network, they are a `send`
+# and a `recv`, whose attributes name the collective that the hosts perform.
 
 LAYERS = re.compile(r"layers_\d+\)*/while/body/")  # brackets: jvp(layers_0) and its transpose
-"""Matches the names of operations in a layer loop's body (`jprm.model.transformer`)."""
+"""Matches operation names in the body of a layer loop (`jprm.model.transformer`)."""
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
@@ -233,20 +235,20 @@ NETWORK = {
 """Values of the attribute TRANSFER of a `send` between slices."""
 
 PSUM = '_xla_host_transfer_rendezvous="psum'
-"""In the text of gradients' sums between slices. The compiler's own sums are all-reduces."""
+"""Marks sums of gradients between slices. The compiler's own sums are all-reduces."""
 
 TILE = 1024
 """XLA rounds packed arrays up to a multiple of this many elements."""
 
 SCATTER = "all-reduce-scatter"
-"""How the name of a fused reduce-scatter begins: an all-reduce of a padded operand, and a slice, in a fusion."""
+"""Name prefix of a fused reduce-scatter: a fusion of an all-reduce of a padded operand, and a slice."""
 
 SHARES = "shard_map/psum"
-"""How the name of a gradient's sum over `data` ends (`jprm.model.mesh.gathered_weight`)."""
+"""Name suffix of a gradient's sum over `data` (`jprm.model.mesh.gathered_weight`)."""
 
 RINGS = {"_ag": "all-gather", "_rs": "reduce-scatter"}
-"""A product whose operand travels around a ring meanwhile: XLA names the loop windowed_dot_general_body_ag where it
-gathers the operand, and _rs where it scatters the result."""
+"""Products whose operand travels around a ring at the same time. XLA names the loop windowed_dot_general_body_ag if it
+gathers the operand, and _rs if it scatters the result."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,8 +256,8 @@ class Collective:
     """One collective instruction. Bytes are per device and execution.
 
     moves: `weights` (gathered), `gradients` (summed and scattered), or `other`.
-    network: between slices, else between the chips of a slice.
-    in_layers: in a layer loop, or in a turn that the compiler moved out of it.
+    network: between slices, else between chips of a slice.
+    in_layers: in a layer loop, or in an iteration that the compiler moved out of it.
     """
 
     kind: str
@@ -271,10 +273,10 @@ class Collective:
 def collectives(module: Module, parameters: Collection[int], node: int = 0) -> Iterator[Collective]:
     """Yields the collectives of the module's entry.
 
-    parameters: sizes of a layer's parameters, as gathered on a device. node: devices of a node where several nodes of
-    GPUs are joined by a network.
+    parameters: sizes of a layer's parameters, as gathered on a device. node: devices per node if several GPU nodes are
+        joined by a network.
 
-    Raises ValueError for a collective whose devices, or whose kind between slices, are not recognised.
+    Raises ValueError if a collective's devices, or its kind between slices, are not recognised.
     """
     for computation, times, by in module.executed():
         seen = {True: set(), False: set()}
@@ -300,7 +302,7 @@ def collectives(module: Module, parameters: Collection[int], node: int = 0) -> I
 def _within(module: Module, loop: Instruction) -> str:
     """Returns the prefix of operation names in a loop's body.
 
-    A loop that the compiler rewrote, to send in one turn while the next computes, has no name of its own. Its prefix is
+    If the compiler rewrote a loop to overlap sending with the next iteration, the loop has no name. Its prefix is then
     the layer loop in which most of its body was traced.
     """
     if loop.op_name:
@@ -311,10 +313,10 @@ def _within(module: Module, loop: Instruction) -> str:
 
 
 def _traced(computation: Computation, instruction: Instruction) -> str:
-    """Returns the name of the nearest traced operation that an instruction computes from, or an empty text.
+    """Returns the name of the nearest traced operation among an instruction's inputs, or "".
 
-    The compiler's own collectives have no name, and a turn that it moved out of a loop is in no loop. The search does
-    not pass through loops, whose results are not their operands.
+    The compiler's own collectives have no name, and an iteration moved out of a loop is in no loop. The search does not
+    pass through loops, whose results are not their operands.
     """
     near, seen = [instruction], {instruction.name}
     while near:
@@ -351,7 +353,7 @@ def _collective(
         elements, whole = {size * n for size in elements}, whole * n
     share = (n - 1) / n
     received = {"all-reduce": 2 * share, "collective-permute": 1.0}.get(kind, share) * whole
-    if fewest > 1:  # what a node needs from the others is received once, by all of its devices together
+    if fewest > 1:  # a node's devices receive the other nodes' data once, together
         network = True
         received *= (fewest - 1) / n / share
     backward = any("transpose(" in name for name in names)
@@ -381,7 +383,7 @@ def _between_slices(send: Instruction) -> str:
 
 
 def _packed(where: Computation, operand: Instruction) -> list[Array]:
-    """Returns the small arrays that the compiler packed into the operand, or the operand's own."""
+    """Returns the small arrays that the compiler packed into the operand, or the operand's own array."""
     whole, packs = operand.arrays[0], operand
     while packs.opcode in ("bitcast", "copy", "custom-call") and len(packs.operands) == 1:  # the call rounds up
         packs = where.instructions[packs.operands[0]]
@@ -391,11 +393,11 @@ def _packed(where: Computation, operand: Instruction) -> list[Array]:
 
 
 MOVED = ("collective-permute", "copy", "slice", "dynamic-slice", "async", "bitcast", "reshape", "get-tuple-element")
-"""Instructions, asynchronous or not, that return their operand or a part of it."""
+"""Instructions, asynchronous or not, that return their operand or part of it."""
 
 
 def _summed(where: Computation, instruction: Instruction) -> bool:
-    """Whether it sends to its owner a padded part of a fused reduce-scatter's result, or of a sum between slices."""
+    """Whether it sends a padded part of a fused reduce-scatter's result, or of a sum between slices, to its owner."""
     if not instruction.operands:
         return False
     instruction = where.instructions[instruction.operands[0]]
@@ -406,7 +408,7 @@ def _summed(where: Computation, instruction: Instruction) -> bool:
 
 
 def nodes_of(collective: Instruction, node: int) -> int:
-    """Returns how many nodes of so many devices the collective's first group spans; 1 where `node` is 0."""
+    """Returns the number of nodes that the collective's first group spans; 1 if `node` is 0."""
     if not node or collective.opcode.startswith("collective-permute"):
         return 1
     return len({device // node for device in first_group(collective)})
@@ -418,7 +420,7 @@ def group_size(collective: Instruction) -> int:
 
 
 def first_group(collective: Instruction) -> list[int]:
-    """Returns the devices of a collective's first group, between slices the slices.
+    """Returns the devices of a collective's first group; between slices, the slices.
 
     Raises ValueError for an unknown notation of groups.
     """
@@ -450,7 +452,7 @@ def _ordered(sizes: str, permutation: str | None) -> np.ndarray:
 
 
 def totals(collectives: Collection[Collective]) -> list[dict]:
-    """Returns totals of collectives of the same kind, what they move and where they are."""
+    """Sums collectives by kind, moved data and place."""
     groups: dict[tuple, list[Collective]] = defaultdict(list)
     for collective in collectives:
         groups[collective.network, not collective.in_layers, collective.kind, collective.moves].append(collective)
@@ -473,7 +475,7 @@ def totals(collectives: Collection[Collective]) -> list[dict]:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Lower bounds on a step's time, in seconds. No program with these counts is faster than the largest."""
+    """Lower bounds on a step's time in seconds. No program with these counts is faster than the largest bound."""
 
     compute: float
     hbm: float
@@ -486,12 +488,12 @@ class Bounds:
 
     @property
     def by(self) -> str:
-        """The name of the largest bound."""
+        """Name of the largest bound."""
         return max((field.name for field in dataclasses.fields(self)), key=lambda name: getattr(self, name))
 
 
 def bounds(program: ProgramCounts, topology: Topology) -> Bounds:
-    """Returns the bounds of one device's program: its counts over the published rates of its chip and its links."""
+    """Divides the counts of one device by the published rates of its chip and links."""
     chip = topology.chip
     share = 1 / chip.devices
     return Bounds(

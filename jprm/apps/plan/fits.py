@@ -1,7 +1,7 @@
-"""What fits on one card: models, ways to train and score, and lengths of rows, each compiled for an H100 and not run.
+"""Table of models that fit on one card, by training method and row length, compiled for an H100 without running.
 
-The figure of a cell is the most memory that XLA's program has at once: weights, optimizer, gradients and temporaries of
-one row. Whether it fits another card is that figure beside the card's memory: its own compiler may choose differently.
+A cell's figure is the peak memory of XLA's program: weights, optimizer, gradients and temporaries for one row. For
+other cards, the figure is compared with the card's memory; their own compilation may differ.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHAPES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "8B": ((128256, 32, 4096, 32, 8, 128, 14336), {"rope_theta": 5e5, "norm_eps": 1e-5, "tied_embeddings": False}),
     "32B": ((152064, 64, 5120, 40, 8, 128, 27648), QWEN | {"tied_embeddings": False}),
 }
-"""Sizes of Qwen2.5 and, of 8B, of Llama 3.1, as their `config.json` have them."""
+"""Shapes of Qwen2.5 and (8B) Llama 3.1, from their `config.json`."""
 
 HEAD_ALONE = "^decoder/"
 WAYS: dict[str, dict[str, Any]] = {
@@ -40,19 +40,19 @@ WAYS: dict[str, dict[str, Any]] = {
     "scoring in bfloat16": {"base_dtype": "bfloat16"},
     "scoring in 4 bits": {"base_dtype": "nf4"},
 }
-"""What is compiled: fields of an experiment."""
+"""Experiment fields of each compiled step."""
 
 CARDS = {"24 GB": 24_564 << 20, "48 GB": 46_068 << 20, "80 GB": 84_942_979_072, "141 GB": 143_771 << 20}
-"""Bytes that the driver shows of an RTX 4090, an L40S, an H100 and an H200."""
+"""Bytes that the driver reports for an RTX 4090, L40S, H100 and H200."""
 
 USABLE = 0.92
-"""The fraction of a card that jax may take under XLA_CLIENT_MEM_FRACTION=0.92; its default is 0.75."""
+"""Fraction of a card that jax may use with XLA_CLIENT_MEM_FRACTION=0.92 (the default is 0.75)."""
 
 TOKENS = (2048, 8192)
 
 
 def experiment(size: str, way: str, tokens: int) -> Experiment:
-    """Returns what a cell compiles: bfloat16 computation, full rematerialisation, a row at a time."""
+    """Returns a cell's experiment: bfloat16 computation, full rematerialisation, one row at a time."""
     sizes, others = SHAPES[size]
     scoring, changes = way.startswith("scoring"), dict(WAYS[way])
     return Experiment(
@@ -75,9 +75,9 @@ def experiment(size: str, way: str, tokens: int) -> Experiment:
 
 
 def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Returns bytes by size, way and tokens. With `kept`, a file, a call goes on from the cells of one that stopped.
+    """Returns bytes by size, way and tokens. With a file `kept`, a repeated call continues.
 
-    Raises FileNotFoundError without XLA's compiler for GPUs.
+    Raises FileNotFoundError if XLA's compiler for GPUs is missing.
     """
     mesh = make_mesh(MeshConfig(), devices(find("h100-1")))
     stored = parse(kept.read_bytes(), str(kept)) if kept and kept.exists() else {}
@@ -99,7 +99,7 @@ def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: No
 
 
 def smallest(total: float) -> str:
-    """Returns the smallest card that holds so much."""
+    """Returns the smallest card with enough memory."""
     return next((name for name, size in CARDS.items() if total <= USABLE * size), "none")
 
 

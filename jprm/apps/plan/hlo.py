@@ -1,4 +1,4 @@
-"""Parses a compiled program's text: its instructions, which of them run, and the trips of its loops."""
+"""Parses the text of a compiled program: instructions, executed computations and loop trips."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "token": 0, "opaque": 0}
-"""Bytes of an element, for types whose name does not end in their bits."""
+"""Bytes per element, for types whose name does not end in their number of bits."""
 
 _ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _LINE = re.compile(r"\s*(ROOT )?%?([\w.-]+) = ")
@@ -20,7 +20,7 @@ _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Type, shape and memory of one buffer."""
+    """Type, shape and memory of a buffer."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,18 +51,18 @@ class Instruction:
     root: bool
 
     def attribute(self, name: str) -> str:
-        """Returns the value of `name=value` up to the next comma or space outside brackets, or an empty text."""
+        """Returns the value of `name=value`, up to the next comma or space outside brackets; "" if absent."""
         match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.text)
         return match.group(1) if match else ""
 
     @functools.cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
-        """Returns the names of the computations it calls, by role: calls, body, condition and others."""
+        """Returns the names of called computations by role, e.g. calls, body, condition."""
         return {kind: tuple(re.findall(r"[\w.-]+", names)) for kind, names in _CALLED.findall(self.text)}
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Its origin in the traced function: `jit(step)/.../layers_0/while/body/dot_general`."""
+        """Its origin in the traced function, e.g. `jit(step)/.../layers_0/while/body/dot_general`."""
         match = re.search(r'op_name="([^"]*)"', self.text)
         return match.group(1) if match else ""
 
@@ -96,10 +96,10 @@ class Module:
     entry: str
 
     def executed(self) -> Iterator[tuple[Computation, float, tuple[tuple[Computation, Instruction], ...]]]:
-        """Yields executed computations, how often each runs, and the loops and calls around it, outermost first.
+        """Yields (computation, number of runs, enclosing loops and calls from the outside in).
 
-        Each loop or call comes with its own computation. The computations of fusions and reductions are not yielded;
-        all branches of a conditional are.
+        Each loop or call comes with its own computation. Computations of fusions and reductions are not yielded; all
+        branches of a conditional are.
         """
         stack: list[tuple[str, float, tuple[tuple[Computation, Instruction], ...]]] = [(self.entry, 1.0, ())]
         while stack:
@@ -123,9 +123,9 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Parses the text of a compiled program, which jax's `compiled.as_text()` gives.
+    """Parses the text of a compiled program, as from jax's `compiled.as_text()`.
 
-    Raises ValueError where it has no entry computation.
+    Raises ValueError if it has no entry computation.
     """
     computations, entry, current = {}, "", None
     for line in text.splitlines():
@@ -175,14 +175,15 @@ def _instruction(line: str) -> Instruction | None:
 
 
 class UnknownTrips(ValueError):
-    """A loop whose trips the program's text does not tell."""
+    """The number of a loop's trips cannot be read from the program's text."""
 
 
 def trips(module: Module, computation: Computation, loop: Instruction) -> int:
-    """Returns how often a loop's body runs: by XLA's annotation, or by a counter with constant bounds and steps.
+    """Returns the number of runs of a loop's body: from XLA's annotation, or from a counter with constant bounds and
+    steps.
 
-    A loop whose turns depend on the rows says in a `jax.named_scope`, `expected_turns_N`, how often it runs where one
-    chain fills a row.
+    A loop whose trips depend on the rows names a `jax.named_scope`, `expected_turns_N`: its trips if one chain fills a
+    row.
     """
     known = re.search(r'"?known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text)
     if known:
@@ -215,7 +216,7 @@ def _turns(module: Module, computation: Computation, loop: Instruction) -> int:
 
 
 def _into(module: Module, outer: Computation, fusion: Instruction) -> tuple[Computation, Instruction]:
-    """Returns a fusion's computation with the outer values in place of its parameters, and its root."""
+    """Returns a fusion's computation, with outer values in place of its parameters, and its root."""
     inner = module.computations[fusion.called["calls"][0]]
     values = {p.name: outer.instructions[name] for p, name in zip(inner.parameters, fusion.operands, strict=True)}
     # One table holds the names of both computations.
@@ -226,7 +227,7 @@ def _into(module: Module, outer: Computation, fusion: Instruction) -> tuple[Comp
 
 
 def _affine(module: Module, where: Computation, name: str) -> tuple[int | None, int]:
-    """Returns the value `name` as (index or None, constant): an element of the loop's state plus a constant.
+    """Returns `name` as (index or None, constant): an element of the loop's state plus a constant.
 
     Raises UnknownTrips for any other value.
     """

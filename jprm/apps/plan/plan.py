@@ -1,4 +1,4 @@
-"""A plan: what one device of a slice would hold, compute and send in a step, and how fast the step can be at most."""
+"""Plans a step: memory, computation and communication per device of a slice, and its minimum time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def plan(
     scoring: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Compiles the experiment's training step, or with `scoring` its scoring step, and measures the program.
+    """Compiles the experiment's training step (or its scoring step, with `scoring`) and measures the program.
 
-    Returns plain JSON values; bytes and FLOPs are of one device and one step. `program` and `bounds` are None where the
-    program does not fit. `say` receives progress messages.
+    Returns JSON values; bytes and FLOPs are per device and step. `program` and `bounds` are None if the program does
+    not fit. `say` receives progress messages.
 
-    Raises ValueError where the mesh does not divide the model or the rows, or attention is for other machines, and
-    FileNotFoundError without the devices' compiler.
+    Raises ValueError if the mesh does not divide the model or rows, or attention does not support the chips;
+    FileNotFoundError if the devices' compiler is missing.
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
     mesh = make_mesh(experiment.mesh, devices(topology))
@@ -93,7 +93,7 @@ def plan(
 
 
 def measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any]:
-    """Returns the fields `program`, what a device does in one run of a program, and `bounds`, its least seconds."""
+    """Returns `program`, the work of a device in one run, and `bounds`, its minimum seconds."""
     bound = counts.bounds(program, topology)
     return {
         "program": {
@@ -111,21 +111,21 @@ def measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any
 
 
 RECORDS, SHARDS = 0.54e6, 6.6e6
-"""Tokens a second that one core of a 2-core machine read and packed (`experiments/bench/host_speed.py`)."""
+"""Tokens per second that one core of a 2-core machine packed (`experiments/bench/host_speed.py`)."""
 
 
 def expected(bound: float, topology: Topology) -> float | None:
-    """Returns the seconds of a program at the fraction of the chip's rate that MaxText publishes; None without any."""
+    """Returns the seconds at the fraction of peak that MaxText publishes for the chip; None if unknown."""
     return bound / topology.chip.reached if topology.chip.reached else None
 
 
 def node(topology: Topology) -> int:
-    """Returns the GPUs of a node where there are several nodes; 0 for one, and for TPUs."""
+    """Returns the GPUs per node if there are several nodes; 0 for a single node, and for TPUs."""
     return topology.chips // topology.slices if topology.chip.backend == "gpu" and topology.slices > 1 else 0
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
-    """Returns the sizes of one layer's parameters, and of the MLP's chunks, as gathered on one device."""
+    """Returns the sizes of a layer's parameters, and of MLP chunks, as gathered on one device."""
     sizes = set()
     for name, group in params["decoder"].items():
         for role, x in group.items() if name.startswith("layers_") else ():
@@ -136,11 +136,11 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
     return sizes
 
 
-# ---- Compiling an experiment's step for absent chips, only from shapes: without weights or data.
+# ---- Compiling an experiment's step for absent chips from shapes alone, without weights or data.
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns `Rows` of shapes and shardings without values: (*lead, ...), with rows on the last axis of `lead`."""
+    """Returns abstract `Rows`, shape (*lead, ...), with rows on the last axis of `lead`."""
 
     def abstract(place: Any, arrays: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
@@ -149,7 +149,7 @@ def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int
 
 
 def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
-    """Returns shapes, types and shardings of the initial training state, without reading the base model's files."""
+    """Returns the abstract initial training state, without reading the base model."""
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     with jax.sharding.use_abstract_mesh(abstract):
         state = jax.eval_shape(lambda: initial_state(experiment, load_base=False))
@@ -179,7 +179,7 @@ def training_step(
 
 
 def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
-    """Returns what `jprm score` runs on a batch of one row a device, and its arguments."""
+    """Returns the function that `jprm score` runs on a batch with one row per device, and its arguments."""
     state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
@@ -189,16 +189,16 @@ def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Cal
 
 
 def placed(arrays: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Returns abstract arrays on this mesh, sharded as they are."""
+    """Moves abstract arrays to this mesh, keeping their sharding."""
     return jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """HBM bytes of one device. Only `total` and `available` are known where the program does not fit.
+    """HBM bytes per device. If the program does not fit, only `total` and `available` are known.
 
-    On TPUs `total` is the most that the compiler assigns at once, by which it refuses a program; `temporaries`, its
-    other figure, counts some buffers twice.
+    On TPUs, `total` is the peak that the compiler assigns, by which it rejects a program; `temporaries` counts some
+    buffers twice.
     """
 
     total: float
@@ -212,7 +212,7 @@ class Memory:
 
 
 def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> tuple[Memory, str | None]:
-    """Returns the compiled program's memory and its HLO text; the text is None where it does not fit the chip."""
+    """Compiles; returns memory and HLO text. The text is None if the program does not fit the chip."""
     with jax.set_mesh(mesh):
         lowered = function.lower(*args)
         try:
@@ -233,7 +233,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 def overflow(message: str) -> Memory:
-    """Returns the figures in the compiler's refusal. Raises RuntimeError with the message where it has none."""
+    """Parses the figures in the compiler's error. Raises RuntimeError with the message if it has none."""
     figures = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message) or re.search(
         r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message
     )
@@ -243,7 +243,7 @@ def overflow(message: str) -> Memory:
     return Memory(float(used) * UNITS[unit], float(limit) * UNITS[limit_unit])
 
 
-# ---- Search over mesh shapes, then remat policies, then rows at a time, each with the best of what was found before.
+# ---- Search over mesh shapes, then remat policies, then rows at a time, each from the best plan so far.
 
 
 def search(
@@ -253,12 +253,12 @@ def search(
     scoring: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[dict], dict | None]:
-    """Returns all plans, and the fitting one with the most tokens a second, or None.
+    """Returns all plans, and the fitting one with the highest token rate, or None.
 
-    Compiling takes minutes, so not every combination is tried. Where nothing fits yet, the search continues with the
-    candidate that lacks the least memory.
+    Compiling takes minutes, so not every combination is tried. While no candidate fits, the search continues from the
+    one that exceeds memory least.
 
-    Raises ValueError where no mesh divides the model and the rows.
+    Raises ValueError if no mesh divides the model and the rows.
     """
     tried: dict[Experiment, dict] = {}
     best = experiment
@@ -282,16 +282,16 @@ def search(
 
 
 def merit(plan: dict) -> tuple[bool, float]:
-    """Returns a key, larger for better plans: fitting ones first, then by tokens a second or by missing memory."""
+    """Returns a sort key: fitting plans first, then by token rate or by missing memory."""
     if plan["bounds"]:
         return True, plan["bounds"]["tokens_per_second"]
     return False, plan["memory"]["available"] - plan["memory"]["total"]
 
 
 def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
-    """Yields meshes that divide the model and its rows, with one row at a time for each part of the batch.
+    """Yields meshes that divide the model and its rows, with one row at a time per part of the batch.
 
-    tensor: up to 8; data: one or two replicas of the weights per slice; context and expert: the experiment's own.
+    tensor: up to 8; data: one or two weight replicas per slice; context and expert: as in the experiment.
     """
     model, data, context, expert = experiment.model, experiment.data, experiment.mesh.context, experiment.mesh.expert
     narrow = (model.kv_heads, model.mlp_width, model.vocab_size, model.deltanet.key_heads, model.experts.width)
@@ -312,7 +312,7 @@ def remats(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
 
 
 def micro_rows(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
-    """Yields micro-batches from one row a device to all rows of an update, by factors of two."""
+    """Yields micro-batches from one row per device to all rows of an update, by factors of two."""
     rows = experiment.mesh.data * experiment.mesh.fsdp * experiment.mesh.expert  # a mesh of `meshes` has no -1
     while rows <= experiment.data.rows:
         if experiment.data.rows % rows == 0:
@@ -391,7 +391,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
 
 
 def tables_of_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> Iterator[Table | str]:
-    """Yields a table with a line for each candidate, then the tables of the best one."""
+    """Yields a table with one line per candidate, then the tables of the best one."""
     shown = [axis for axis in MESH_AXES if axis != "expert" or any(plan["mesh"].get(axis, 1) > 1 for plan in plans)]
     rows = []
     for plan in plans:

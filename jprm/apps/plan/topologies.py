@@ -1,4 +1,4 @@
-"""TPU slices and nodes of GPUs by their common names, as compilers name them, and their chips' published figures."""
+"""TPU slices and GPU nodes by their common names, as compilers name them, with published chip figures."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published figures of one chip, in bytes and FLOPs a second.
+    """Published figures of one chip, in bytes and FLOPs per second.
 
     interconnect: all links of the chip together, in one direction.
-    links: how many they are.
-    network: a chip's part of its host's rate on the data centre's network; infinite where none is published.
-    allotted: HBM bytes that a program of one device may use: by libtpu's own refusals, or a fraction of a GPU's.
-    host: chips of a host, where a slice has several hosts.
-    rectangles: its compiler takes a part of a slice of more than 16 chips only where the part is a rectangle.
-    reached: the fraction of `flops` that MaxText's training reaches, by its own published figures; 0 without any.
+    links: number of links.
+    network: a chip's share of its host's data centre network rate; infinite if none is published.
+    allotted: HBM bytes available to a program: from libtpu's own errors, or a fraction of a GPU's memory.
+    host: chips per host, if a slice has several hosts.
+    rectangles: for slices of more than 16 chips, the compiler accepts only rectangular parts.
+    reached: fraction of `flops` that MaxText's training reaches, by its own published figures; 0 if unknown.
     """
 
     flops: float  # bfloat16
@@ -72,7 +72,7 @@ CHIPS |= {
     "b200": Chip(2250e12, 191_514_411_008, 8000e9, 900e9, 400e9 / 8, 0.92 * 191_514_411_008, backend="gpu"),
 }
 NODES = (1, 2, 4, 8)
-"""GPUs of a node, or of the part of a node that a run has."""
+"""GPUs in a node, or in a run's part of it."""
 
 # Shapes of the available slices, by their chips: docs.cloud.google.com/tpu/docs/v5p and .../v6e.
 FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
@@ -84,7 +84,7 @@ CUBES = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One slice or node, or several joined by the data centre's network. `chips` counts the chips of all slices."""
+    """A slice or node, or several joined by the data centre network. `chips` counts all slices."""
 
     name: str  # such as v5p-128
     chip: Chip
@@ -110,10 +110,10 @@ class Topology:
 
     @property
     def interconnect(self) -> float:
-        """Bytes a second that the chip with the fewest links to others receives.
+        """Bytes per second received by the chip with the fewest links.
 
-        An axis of the slice ends in chips with one link along it, unless it wraps around: an axis of 16 of a flat pod
-        does, and in a slice of cubes of 4 x 4 x 4 every axis.
+        The end of an axis has one link along it, unless the axis wraps around: an axis of 16 in a flat pod does, and
+        every axis in a slice of 4 x 4 x 4 cubes.
         """
         if self.chip.backend == "gpu":
             return self.chip.interconnect
@@ -124,7 +124,7 @@ class Topology:
 
 
 def names() -> dict[str, list[str]]:
-    """Returns the slices' names by kind of chip."""
+    """Returns slice names by chip kind."""
     return {
         kind: [f"{kind}-{count * (2 if chip.cores_named else 1)}" for count in _shapes(chip)]
         for kind, chip in CHIPS.items()
@@ -132,14 +132,14 @@ def names() -> dict[str, list[str]]:
 
 
 def _shapes(chip: Chip) -> dict[int, str]:
-    """Returns the arrangements of so many chips in a slice or node."""
+    """Returns the shapes of slices or nodes by number of chips."""
     if chip.backend == "gpu":
         return {count: str(count) for count in NODES}
     return CUBES if chip.cores_named else FLAT
 
 
 def find(name: str, slices: int = 1) -> Topology:
-    """Returns the slice of that name. Raises ValueError, listing the names, where there is none."""
+    """Finds a slice by name, e.g. `v5p-128`. Raises ValueError, listing the names, if it is unknown."""
     kind, _, count = name.lower().replace("v5litepod", "v5e").partition("-")
     chip, known = CHIPS.get(kind), names()
     if chip is None or f"{kind}-{count}" not in known[kind]:
@@ -155,7 +155,7 @@ def find(name: str, slices: int = 1) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Returns abstract devices to compile for. Raises FileNotFoundError where their compiler is not installed."""
+    """Returns abstract devices to compile for. Raises FileNotFoundError if their compiler is not installed."""
     if topology.chip.backend == "gpu":
         return _gpus(topology)
     if importlib.util.find_spec("libtpu") is None:
@@ -177,7 +177,7 @@ def devices(topology: Topology) -> list[Any]:
 
 
 def _gpus(topology: Topology) -> list[Any]:
-    """Returns abstract GPUs, a node after the other."""
+    """Returns abstract GPUs, node by node."""
     if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
         raise FileNotFoundError("XLA's compiler for NVIDIA GPUs is not installed: pip install -e '.[train,gpu-aot]'")
     from jax.experimental import topologies
