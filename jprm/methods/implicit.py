@@ -1,18 +1,18 @@
 """Implicit process rewards (Yuan et al. 2024, arXiv 2412.01981): a language model whose log ratio is the reward.
 
-With pi the model, ref the frozen reference and y the tokens of a chain, r(y) = beta sum_i log pi(y_i) / ref(y_i), and
+With pi the model, ref the frozen reference and y a chain's tokens, r(y) = beta sum_i log pi(y_i) / ref(y_i), and
 
-    cross_entropy   -l log sigmoid(r(y)) - (1 - l) log(1 - sigmoid(r(y))), l being the outcome
-    dpo             -log sigmoid(r(y) - r(z)) over the correct chains y and incorrect z of one problem (Rafailov et al.
-                    2023, arXiv 2305.18290); pairs that are in different rows are left out
+    cross_entropy   -l log sigmoid(r(y)) - (1 - l) log(1 - sigmoid(r(y))), with outcome l
+    dpo             -log sigmoid(r(y) - r(z)) over correct chains y and incorrect chains z of one problem
+                    (Rafailov et al. 2023, arXiv 2305.18290); pairs that are in different rows are left out
 
-Summed up to a step's end instead, r is the step's score: `LogRatio` computes it.
+Summed only up to a step's end, r is the step's score (`LogRatio`).
 
-Of a trajectory y are the tokens that the agent wrote: what tools and users say is read, and not scored. The log ratio
-of one turn is its progress advantage (arXiv 2606.26080). Training on trajectories needs data.extras=("begin",).
+In a trajectory, y holds only the agent's tokens; messages of tools and users are read but not scored. The log ratio of
+one turn is its progress advantage (arXiv 2606.26080). Training on trajectories needs data.extras=("begin",).
 
-The reference is frozen, so that its log-probabilities need computing once: `jprm label reference` puts them into the
-data. With data.extras=("reference",) they are read there, and the second model is neither loaded nor computed.
+The reference is frozen, so its log-probabilities are needed only once: `jprm label reference` adds them to the data. If
+data.extras=("reference",), training reads them and never loads the second model.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from jprm.rows import Rows
 from jprm.token_tree import BEGIN, REFERENCE
 
 BETA = 0.05
-"""The default of beta in training, as Yuan et al. have it."""
+"""Default beta in training, from Yuan et al."""
 BLOCK = 128
-"""Tokens whose logits over the vocabulary are in memory at once."""
+"""Maximum tokens whose vocabulary logits are in memory at once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LogRatio:
-    """The reference model, which is the denominator, and beta."""
+    """Scores steps by beta log pi / ref; holds the reference model and beta."""
 
     params: dict
     config: ModelConfig
     scale: float
 
     def __call__(self, params: dict, config: ModelConfig, rows: Rows, start_BS: Array) -> Float[Array, "B S"]:
-        """Returns the scores of steps. `start_BS`: tokens at the start of each step's chain that are not scored."""
+        """Returns step scores. `start_BS`: tokens at the start of each step's chain that are not scored."""
         above, below = log_probs(params, config, rows), log_probs(self.params, self.config, rows)
         return path_sum(self.scale * (above - below), rows, start_BS)
 
     def compile(self, params: dict, config: ModelConfig, rows: Rows) -> None:
-        """Compiles what a call needs, and runs nothing."""
+        """Compiles a call without running it."""
         log_probs.lower(params, config, rows).compile()
         log_probs.lower(self.params, self.config, rows).compile()
 
 
 @dataclasses.dataclass(frozen=True)
 class LogProbability:
-    """In place of `LogRatio`, of only a language model: the log-probability of the steps up to each."""
+    """Scores steps by a language model alone: the log-probability of the chain up to each step."""
 
     config: ModelConfig
     params: Mapping = FrozenDict()
@@ -80,12 +80,12 @@ class LogProbability:
 def log_probs(
     params: dict, config: ModelConfig, rows: Rows, some_BT: Bool[Array, "B T"] | None = None
 ) -> Float[Array, "B T"]:
-    """Returns log p(token | the tokens before it on its path) in float32; 0 for the first token of a tree.
+    """Returns float32 log p(token | earlier tokens on its path); 0 for a tree's first token.
 
-    With `some_BT` also 0 for the other tokens. Their logits over the vocabulary are not computed: marked tokens are
-    put side by side, and blocks without any are left out.
+    If `some_BT` is given, unmarked tokens are 0 too, and their logits are not computed: marked tokens are gathered side
+    by side, and blocks without any are skipped.
 
-    Raises ValueError where the mesh splits rows along their tokens.
+    Raises ValueError if the mesh splits rows along their tokens.
     """
     if parts(rows.tokens) > 1:
         raise ValueError("implicit process rewards take unsplit rows: load the model on a mesh with context=1")
@@ -96,7 +96,7 @@ def log_probs_of(
     x_BTD: Float[Array, "B T D"], params: dict, config: ModelConfig, rows: Rows,
     some_BT: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:  # fmt: skip
-    """Returns what `log_probs` does, from the hidden states of every token after the final norm."""
+    """Like `log_probs`, from every token's hidden state after the final norm."""
     B, T = rows.tokens.shape
     parent_BT = parents(rows.position)
     some_BT = parent_BT >= 0 if some_BT is None else some_BT & (parent_BT >= 0)
@@ -120,9 +120,9 @@ def log_probs_of(
 
 
 def parents(position_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Returns the index of each token's parent, the last token before it on its path; -1 for a root and for padding.
+    """Returns the index of each token's parent, the previous token on its path; -1 for a root and for padding.
 
-    Tokens are in depth-first order and positions are depths: the parent is the last token before with the position one
+    Tokens are in depth-first order and positions are depths, so the parent is the last earlier token with position one
     less. Memory is O(T).
     """
 
@@ -139,7 +139,7 @@ def parents(position_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 @jax.jit
 def path_sum(x_BT: Float[Array, "B T"], rows: Rows, start_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
-    """Sums x over the tokens that a step's last token sees: those of its chain from depth `start_BS` on."""
+    """Sums x over each step's chain from depth `start_BS` to the step's end."""
     return jnp.sum(jnp.where(on_paths(rows, start_BS), x_BT[:, None, :], 0.0), axis=-1)
 
 
@@ -156,14 +156,14 @@ def on_paths(rows: Rows, start_BS: Int[Array, "B S"]) -> Bool[Array, "B S T"]:
 
 @dataclasses.dataclass(frozen=True)
 class Implicit:
-    """The count is the number of chains, or of pairs."""
+    """The implicit objective; its count is the number of chains or pairs."""
 
     beta: float = BETA
     loss: Literal["cross_entropy", "dpo"] = "cross_entropy"
 
     @property
     def log_ratio(self) -> float:
-        """The factor of the score, a log ratio to the reference."""
+        """The factor that scores have over the log ratio."""
         return self.beta
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
@@ -179,7 +179,7 @@ class Implicit:
     def of_log_probs(
         self, log_BS: Float[Array, "B S"], reference_BS: Float[Array, "B S"], rows: Rows, config: ObjectiveConfig
     ) -> tuple[Scalar, Scalar, dict]:
-        """Returns the loss from both models' log-probabilities of the chains up to every step."""
+        """Returns the loss from both models' chain log-probabilities up to every step."""
         target_BS, weight_BS = targets(rows, config.target)
         # A step that no labelled chain goes through is not computed.
         r_BS = jnp.where(weight_BS > 0, self.beta * (log_BS - reference_BS), 0.0)
@@ -194,7 +194,7 @@ class Implicit:
         return -jnp.sum(weight_BS * likelihood_BS), jnp.sum(weight_BS), metrics
 
     def check(self, config: ObjectiveConfig) -> None:
-        """Raises ValueError without a language head, a reference or outcomes."""
+        """Raises ValueError unless there are a language head, a reference and outcomes."""
         if find(config.model.head).channels:
             raise ValueError(f"the objective implicit does not fit head {config.model.head!r}; it takes language")
         if not config.reference and REFERENCE not in config.extras:
@@ -207,9 +207,9 @@ class Implicit:
 
 
 def scored_tokens(rows: Rows, config: ObjectiveConfig) -> Bool[Array, "B T"]:
-    """Marks the tokens of the steps of labelled chains, the only ones whose log-probabilities the loss takes.
+    """Marks the step tokens of labelled chains, the only tokens whose log-probabilities the loss uses.
 
-    Of trajectories these are the tokens of turns, which begin where the extra `begin` says.
+    In trajectories only tokens of turns are marked; turns begin at the extra `begin`.
     """
     _, weight_BS = targets(rows, config.target)
     some_BT = jnp.any(on_paths(rows, rows.problem) & (weight_BS > 0)[..., None], axis=1)

@@ -1,6 +1,6 @@
-"""A process that answers questions and is killed when an answer takes too long.
+"""A process that answers questions and is killed if an answer takes too long.
 
-No signal interrupts one long operation on integers (9**9**9**9), so a time limit needs another process.
+Signals cannot interrupt one long integer operation (9**9**9**9), so a time limit needs another process.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _START_S = 120.0  # importing SymPy takes seconds on a busy machine
 
 
 class Worker:
-    """Runs a module that ends in `serve(prepare)` from the first question on. Thread-safe.
+    """Runs a module that ends in `serve(prepare)`, started at the first question. Thread-safe.
 
-    A process has one question at a time. While `most` of them are at work, the next question waits.
+    Each process answers one question at a time. If `most` processes are busy, the next question waits.
     """
 
     def __init__(self, module: str, most: int = 1):
@@ -33,10 +33,9 @@ class Worker:
         self._idle: list[_Process] = []
 
     def ask(self, question: Any, limit_s: float) -> Any:
-        """Returns the reply; None if time ran out or the process died. The next question starts another process.
+        """Returns the reply; None if time ran out or the process died. The next question then starts a new process.
 
-        Raises:
-          OSError: the process does not start.
+        Raises OSError if the process does not start.
         """
         with self._free:
             try:
@@ -59,7 +58,7 @@ class Worker:
 
 
 class _Process:
-    """A process that answers one JSON line with one JSON line."""
+    """Answers one JSON line with one JSON line."""
 
     def __init__(self, module: str):
         self.owner = os.getpid()
@@ -103,7 +102,9 @@ class _Process:
 
 
 def serve(prepare: Callable[[], Callable[[Any], Any]]) -> None:
-    """Answers questions in the worker until its input ends. `prepare` imports and returns the reply function."""
+    """Answers questions in the worker until its input ends. `prepare` does the slow imports and returns the reply
+    function.
+    """
     import logging
     import resource
 

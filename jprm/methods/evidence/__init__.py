@@ -1,1 +1,1 @@
-"""Evidence about chains from many sources, and the verifier that weighs it."""
+"""Reads evidence about chains from many sources, and weighs it in one verifier."""

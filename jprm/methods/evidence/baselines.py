@@ -1,7 +1,7 @@
-"""Trivial baselines of text (`jprm.methods.evaluate.baselines`): the checker of equations, and rankers.
+"""Baselines from text alone (see `jprm.methods.evaluate.baselines`): the equation checker, and fitted rankers.
 
-The rankers are fitted in the evaluation, to the outcomes of the very file that is evaluated, and each problem is ranked
-by a ranker of the other folds' problems. They have seen the policy, which a model need not have.
+The rankers are fitted during the evaluation, to the outcomes of the evaluated file itself; each problem is ranked by a
+ranker fitted to other folds. So they have seen the policy, unlike most models.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from jprm.tree import ReasoningTree, chains_of
 
 FOLDS = 5
 FEWEST = 50
-"""Problems with a correct and an incorrect chain, or chains with and without an error, that rankers need."""
+"""Rankers need at least this many mixed problems, and as many chains with and without an error."""
 MOST = 400
-"""Problems that train a ranker of 20 numbers: more change little and cost time."""
+"""Maximum training problems: a ranker with 20 numbers gains little from more."""
 
 
 def _leaves(name: str, number: str, sign: float, trees: Sequence[ReasoningTree]) -> list[Chosen]:
-    """Returns chains by one number of one source."""
+    """Orders each tree's chains by one number of one source."""
     source = evidence.find(name)
     column, chosen = source.numbers.index(number), []
     for tree in trees:
@@ -38,19 +38,19 @@ def _leaves(name: str, number: str, sign: float, trees: Sequence[ReasoningTree])
 
 
 def no_false_equation(trees: Sequence[ReasoningTree]) -> list[Chosen]:
-    """Doubts chains with an equation that is false; `jprm.methods.verify.arithmetic` decides."""
+    """Doubts chains with a false equation, by `jprm.methods.verify.arithmetic`."""
     return _leaves("arithmetic", "any_false", -1.0, trees)
 
 
 def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
-    """Doubts chains that use fewer of the problem's numbers than its others do."""
+    """Doubts chains that use fewer of the problem's numbers than the other chains do."""
     return _leaves("numbers", "used", 1.0, trees)
 
 
 def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
-    """Ranks chains by the sources of `jprm fuse fit` that need no model, fitted to the other folds' outcomes.
+    """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes.
 
-    Of the other folds, one chooses the regularisation and calibrates. A vote weighs a chain as `Vote()` says.
+    One of the other folds chooses the regularisation and calibrates. Votes use the weights of `Vote()`.
     """
     with_steps = [tree for tree in trees if tree.nodes]
     if len(with_steps) < FEWEST:
@@ -79,7 +79,7 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
 
 
 def steps_without_false_equation(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-    """Scores a step 0 from the first false equation of its chain on, and 1 before."""
+    """Scores steps 1 before the chain's first false equation and 0 from there on."""
     source = evidence.find("arithmetic")
     column = source.numbers.index("any_false")
     return [1 - x_NF[:, column] if len(x_NF) else np.zeros(0) for x_NF in evidence.read([source], trees)]
@@ -89,7 +89,7 @@ STEP_SOURCES = ("arithmetic", "numbers", "form")
 
 
 def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-    """Returns what text says of each step: the sources' numbers, their change by the step, and its length."""
+    """Returns text features of each step: the sources' numbers, their change at this step, and the step's length."""
     rows = []
     for tree, x_NF in zip(trees, evidence.read([evidence.find(name) for name in STEP_SOURCES], trees), strict=True):
         length_N1 = np.log1p([[len(node.text)] for node in tree.nodes])
@@ -100,9 +100,9 @@ def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F
 
 
 def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]] | None:
-    """Scores steps of chains with a known first error (`first_error`) by a logistic regression on the other folds.
+    """Scores the steps of chains with a known `first_error` by a logistic regression on the other folds.
 
-    Steps before the first error are correct, the first error is not, and later steps are left out.
+    Steps before the first error count as correct, the first error as incorrect; later steps are left out.
     """
     error_K = np.array([tree.extra["first_error"] for tree in trees])
     if min((error_K >= 0).sum(), (error_K < 0).sum()) < FEWEST:
@@ -119,14 +119,14 @@ def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"
 def labelled_by_place(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Scores steps by a logistic regression of the other folds' labels on depth and characters."""
+    """Scores steps by a logistic regression on depth and characters, fitted to the other folds' labels."""
     return cross_fitted(list(map(rows_of_place, trees)), classes, [tree.problem for tree in trees])
 
 
 def labelled_by_text(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """As `labelled_by_place`, on what the text of a step says too (`rows_of_steps`)."""
+    """Like `labelled_by_place`, with the text features of `rows_of_steps` as well."""
     if any(tree.of_messages for tree in trees):
         return None
     rows = [
@@ -137,7 +137,7 @@ def labelled_by_text(
 
 
 def rows_of_place(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
-    """Returns each node's depth from 0, its characters, and those from the root to it (`of_place`)."""
+    """Returns each node's features (`of_place`) from its depth, its characters, and the characters up to it."""
     depth, before, rows = [], [], []
     for node in tree.nodes:
         depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
@@ -153,10 +153,10 @@ def of_place(depth: int, characters: int, so_far: int) -> tuple[float, ...]:
 def cross_fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Scores the steps of K records by logistic regressions, each fitted to the records of other problems.
+    """Returns out-of-fold step scores of K records from logistic regressions on other problems.
 
-    A class is 1 for a right step, 0 for a wrong one and -1 without a label. Of the other folds, one chooses the
-    regularisation. None where a fold lacks a class, or steps of a class are fewer than `FEWEST`.
+    classes: 1 for a right step, 0 for a wrong one, -1 without a label. One of the other folds chooses the
+    regularisation. Returns None if a fold lacks a class, or either class has fewer than `FEWEST` steps.
     """
     of_M = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     fold_M = np.array([bucket(problem, FOLDS) for problem in problems], int)[of_M]
@@ -178,7 +178,9 @@ def logistic(
     x_MF: Float[np.ndarray, "M F"], right_M: Float[np.ndarray, " M"],
     valid_x_KF: Float[np.ndarray, "K F"], valid_right_K: Float[np.ndarray, " K"],
 ) -> Callable[[Float[np.ndarray, "N F"]], Float[np.ndarray, " N"]]:  # fmt: skip
-    """Returns a logistic regression, from rows to probabilities; validation rows choose its regularisation."""
+    """Fits a logistic regression; returns the function from rows to probabilities. Validation rows choose the
+    regularisation.
+    """
     standard = Ranker.standardising(x_MF).standard
     x_MF, valid_x_KF = (np.column_stack([standard(x), np.ones(len(x))]) for x in (x_MF, valid_x_KF))
 

@@ -1,11 +1,11 @@
-"""Fits a verifier to pools of known outcome: `jprm fuse fit`.
+"""Fits a verifier to pools with known outcomes: `jprm fuse fit`.
 
-Every file of pools is one policy. Problems are split by a digest of their normalised text, the same for all policies:
-seven tenths train the ranker, one tenth chooses its regularisation, two tenths calibrate it. How far votes trust the
-evidence is chosen on policies that were left out of the training (`choose_vote`).
+Each file of pools is one policy. A digest of the normalised problem text splits the problems, the same way for all
+policies: seven tenths train the ranker, one tenth chooses its regularisation, two tenths calibrate it. The vote's trust
+in the evidence is chosen on policies left out of the training (`choose_vote`).
 
-A verifier must not be worse than its sources. `choose_verifier` compares it, on held-out problems, with every number
-that could choose by itself, such as a PRM's product or the answer's share, and takes that one if it is enough.
+A verifier must not be worse than its sources. On held-out problems, `choose_verifier` compares it with every number
+that can choose alone (e.g. a PRM's product, or the answer's share), and takes such a number if it is enough.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ FOLDS = 3
 POWERS = (0.25, 0.5, 1.0, 1.5, 2.0)
 VOTES = [Vote(*setting) for setting in itertools.product(POWERS, (0.0, 1.0, 2.0), (0.0, 2.0))]
 KEPT = (1.0, 0.4, 0.15)
-"""Fractions of the incorrect chains that a left-out policy keeps: as it is, and two made stronger, since a trust that
-fits policies of one strength hurts a stronger one."""
+"""Fractions of incorrect chains that a left-out policy keeps. Below 1 it simulates stronger policies, since a trust
+that fits policies of one strength hurts stronger ones.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyPools:
-    """The pools of one file: their chains' evidence and outcomes."""
+    """Evidence and outcomes of the pools in one file."""
 
     name: str  # the file's
     problems: list[str]  # the text of each pool's problem
@@ -68,22 +69,22 @@ class PolicyPools:
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # by source, of its model or written by its judge
 
     def chains_where(self, keep: Callable[[str], bool]) -> Chains:
-        """Returns the chains of the problems that `keep` chooses."""
+        """Returns the chains whose problem satisfies `keep`."""
         kept_P = np.array([keep(problem) for problem in self.problems])
         return self.chains.where(kept_P[self.chains.problem_M])
 
 
 def bucket(problem: str, n: int) -> int:
-    """Returns a number from 0 to n - 1 that depends only on a problem's normalised text."""
+    """Hashes a problem's normalised text to a number from 0 to n - 1."""
     return int(hashlib.sha256(normalise(problem).encode()).hexdigest(), 16) % n
 
 
 def read_policy(
     path: str | os.PathLike, sources: Sequence[Source], keep: Callable[[str], bool] = lambda problem: True
 ) -> PolicyPools:
-    """Returns the evidence of a file's pools, of the problems that `keep` chooses.
+    """Reads the pools of a file, and their evidence, for problems that satisfy `keep`.
 
-    Raises RecordError for a record that is no pool; ScoreError where an outcome is not known.
+    Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown.
     """
     trees = [tree_of(record) for record in reader_of("pools").records(path)]
     trees = [tree for tree in trees if tree.nodes and keep(tree.problem)]
@@ -93,7 +94,6 @@ def read_policy(
 
 
 def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> PolicyPools:
-    """Returns the evidence and outcomes of pools."""
     seconds, tokens, columns = {}, {}, []
     for source in sources:
         start, before = time.perf_counter(), source.tokens()
@@ -118,9 +118,9 @@ def fit_calibrated(
     keep: Callable[[str], bool] = lambda problem: True,
     loss_of: Callable[[Chains], Loss] = by_pairs,
 ) -> Ranker:
-    """Returns the ranker of the policies' problems that `keep` chooses, calibrated on problems it was not trained on.
+    """Fits a ranker to the problems that satisfy `keep`, and calibrates it on other problems.
 
-    Raises ValueError where one of the three parts has no problem with a correct and an incorrect chain.
+    Raises ValueError if one of the three parts has no problem with both a correct and an incorrect chain.
     """
 
     def part(tenths: Sequence[int], what: str) -> Chains:
@@ -139,9 +139,9 @@ def fit_calibrated(
 
 
 def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
-    """Returns what a vote's trust depends on: the top answer's share, and the distance from the training chains.
+    """Returns (share of the top answer, distance from the training chains) per pool; a vote's trust depends on both.
 
-    As `jprm.methods.evidence.verifier.share_of_top` and `distance_of`, for all pools at once.
+    Vectorised `share_of_top` and `distance_of` of `jprm.methods.evidence.verifier`.
     """
     size_P = np.bincount(chains.problem_M)
     labelled_M = chains.class_M >= 0
@@ -154,16 +154,16 @@ def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"
 
 
 def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]:
-    """Returns how much more correct each pool's weighted vote is than its majority vote."""
+    """Returns the correctness of each pool's weighted vote minus that of its majority vote."""
     power_P = vote.powers(*pool_signals(ranker, chains))
     weight_M = vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M])
     return vote_correct(chains, weight_M) - vote_correct(chains, np.ones(len(weight_M)))
 
 
 def stronger(chains: Chains, kept: float, seed: int) -> Chains:
-    """Returns the chains without some of the incorrect ones: of a policy that errs less, on the same problems.
+    """Drops incorrect chains at random to simulate a stronger policy on the same problems.
 
-    Every pool keeps its first chain: a stronger policy still fails where it has no correct one.
+    Every pool keeps its first chain: a stronger policy still fails if it has no correct chain.
     """
     drawn_M = np.random.default_rng(seed).random(len(chains.correct_M))
     first_M = np.zeros(len(drawn_M), bool)
@@ -174,14 +174,14 @@ def stronger(chains: Chains, kept: float, seed: int) -> Chains:
 def choose_vote(
     policies: Sequence[PolicyPools], seed: int, keep: Callable[[str], bool] = lambda problem: True
 ) -> tuple[Vote, list[dict[str, Any]]]:
-    """Returns how far votes trust the evidence, and its gains on each policy that was left out.
+    """Chooses the vote's trust in the evidence; returns it with its gains on each left-out policy.
 
-    Each policy is left out in turn and votes by a ranker of the others, on problems that those were not trained on; as
-    it is, and made stronger (`KEPT`). Candidates are the `VOTES` that hurt nobody: each gain is at least minus its
-    standard error. The best of these has the highest mean gain over the policies as they are. The least trusting one
-    that is within a standard error of it, paired by problem, is taken: what the policies at hand cannot tell apart may
-    hurt others. Where all hurt somebody, the one whose lowest gain is highest is taken. A single policy leaves nothing
-    to choose on: then the default, which is cautious.
+    Each policy is left out in turn, and votes with a ranker fitted to the others, on problems that they were not
+    trained on, both as it is and made stronger (`KEPT`). A candidate of `VOTES` is safe if each of its gains is at
+    least minus its standard error. The best safe candidate has the highest mean gain on the unchanged policies. The
+    result is the least trusting candidate within one standard error of it, paired by problem: a difference that these
+    policies cannot show may hurt others. If no candidate is safe, the one with the highest lowest gain is taken. With a
+    single policy, the result is the default, which is cautious.
     """
     if len(policies) < 2:
         return Vote(), []
@@ -218,9 +218,9 @@ def choose_vote(
 
 HELD_OUT = 5
 ALONE = {"sum_log", "lowest", "mean", "last", "answer_share"}
-"""Numbers of sources that choose by themselves: a model's rules prod, min, mean and last, and the majority's."""
+"""Numbers that can choose alone: a model's rules prod, min, mean and last, and the majority."""
 Verifier = tuple[Ranker, Vote, str]
-"""A ranker, its vote, and what it chooses, "chains" or "answers"."""
+"""(ranker, vote, "chains" or "answers")."""
 
 
 def candidates(
@@ -229,12 +229,12 @@ def candidates(
     names: Sequence[str],
     keep: Callable[[str], bool] = lambda problem: True,
 ) -> dict[str, Verifier]:
-    """Returns the verifiers to choose from, by name: "fused", and each number that chooses by itself.
+    """Returns the verifiers to choose from, by name: "fused", and each number that can choose alone.
 
-    With a model's scores among the numbers, the fused verifier is trained to vote and chooses answers. Of text alone it
-    ranks chains, which carries over to other policies better, and votes as cautiously as `vote`.
+    If the numbers include a model's scores, the fused verifier is trained to vote and chooses answers. With text alone
+    it ranks chains, which transfers better to other policies, and votes as cautiously as `vote`.
 
-    Raises ValueError as `fit_calibrated`.
+    Raises ValueError like `fit_calibrated`.
     """
     if votes(names):
         ranker = fit_calibrated(policies, keep, by_answers)
@@ -250,12 +250,12 @@ def candidates(
 
 
 def votes(names: Sequence[str]) -> bool:
-    """Returns whether a model's scores are among the numbers, so that the verifier is trained to vote."""
+    """Returns whether a model's scores are among the numbers; the verifier is then trained to vote."""
     return any(name.endswith(".sum_log") for name in names)
 
 
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
-    """Returns how correct the best of each pool and its vote are."""
+    """Returns the correctness of each pool's best chain (row 0) and of its vote (row 1)."""
     ranker, vote, chooses = verifier
     log_odds_M = ranker.log_odds(chains.x_MF)
     voted_P = vote_correct(
@@ -267,11 +267,12 @@ def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
 def choose_verifier(
     policies: Sequence[PolicyPools], vote: Vote, names: Sequence[str]
 ) -> tuple[str, dict[str, list[float]]]:
-    """Returns the candidate to take, and the accuracy of each by best of n and by vote on held-out problems.
+    """Returns the best candidate's name, and each candidate's held-out accuracy by best of n and by vote.
 
-    A fifth of the problems is held out at a time, and policies weigh the same. A number by itself, at the better of its
-    two ways, replaces the fused verifier if it is ahead of the worse of that one's by a standard error: the best of
-    several numbers is flattered. If the problems are too few to hold out any, the fused one is taken, unchecked.
+    A fifth of the problems is held out at a time, and policies weigh the same. A single number, in the better of its
+    two uses, replaces the fused verifier if it beats the worse use of the fused one by a standard error; the margin is
+    there because the best of several numbers looks better than it is. If there are too few problems to hold out any,
+    the fused verifier is taken unchecked.
     """
 
     def fold_of(problem: str) -> int:
@@ -312,8 +313,8 @@ def fit(
     """Fits a verifier to files of pools, one policy each, and writes it to a folder.
 
     Raises:
-      ValueError: sources or files twice, a source that is none, too few problems.
-      ScoreError, RecordError: a record that is no pool, or whose outcome is not known.
+        ValueError: a source or file is repeated, a source is unknown, or there are too few problems.
+        ScoreError, RecordError: a record is not a pool, or its outcome is unknown.
     """
     for what, names in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):
         if twice := [name for name in names if names.count(name) > 1]:
@@ -356,11 +357,11 @@ def fit(
 
 
 def _auroc(ranker: Ranker, policy: PolicyPools) -> float | None:
-    """Returns the in-problem AUROC on the problems that calibrated the ranker."""
+    """Returns the within-problem AUROC on the ranker's calibration problems; None without mixed problems."""
     chains = policy.chains_where(lambda problem: bucket(problem, 10) in (8, 9))
     return auroc_in_problems(ranker.score(chains.x_MF), pairs_of(chains)) if mixed_problems(chains) else None
 
 
 def problem_ids(problems: Sequence[str]) -> Int[np.ndarray, " P"]:
-    """Returns equal numbers for equal problems, for a bootstrap that draws problems with all their policies."""
+    """Returns equal ids for equal problems, so that a bootstrap resamples a problem with all its policies."""
     return np.unique([normalise(problem) for problem in problems], return_inverse=True)[1]

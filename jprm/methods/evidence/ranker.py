@@ -1,11 +1,11 @@
-"""A linear ranker of chains with few parameters: losses within problems, calibration, votes. All in numpy's float64.
+"""A linear ranker of chains with few parameters: losses, calibration, votes. All in numpy float64.
 
 Two losses train it. `by_pairs` ranks every correct chain above every incorrect one. `by_answers` is the likelihood of a
-weighted vote: the share of the weights exp(s) that the correct answer gets.
+weighted vote: the correct answer's share of the weights exp(s).
 
-A chain's evidence is standardised by the training chains; a number that is absent (NaN) then counts as the mean and
-adds nothing. The score is linear in it, so every coefficient can be read, and a problem's difficulty, which all its
-chains share, cannot enter the loss.
+Evidence is standardised by the training chains; a missing number (NaN) counts as the mean and adds 0. The score is
+linear, so every coefficient can be read. A problem's difficulty is common to all its chains, so it cannot enter the
+loss.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import scipy  # its parts are loaded when they are first used
 from jaxtyping import Float, Int
 
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Of the regularisation; validation problems choose."""
+"""Regularisation strengths; validation problems choose among them."""
 
 CLIP = 10.0  # standard deviations: a length of ten is as far as one of a thousand
 
 
 class Chains(NamedTuple):
-    """M chains of known outcome."""
+    """M chains with known outcomes."""
 
     x_MF: Float[np.ndarray, "M F"]  # their evidence
     correct_M: Float[np.ndarray, " M"]  # 1 for a correct chain, else 0
@@ -34,13 +34,13 @@ class Chains(NamedTuple):
     class_M: Int[np.ndarray, " M"]  # equal for equal answers of a pool; -1 without an answer, which has no vote
 
     def where(self, chosen_M: np.ndarray) -> Chains:
-        """Returns some of the chains, with pools numbered anew."""
+        """Returns the chosen chains, with pools renumbered."""
         kept = Chains(*(column[chosen_M] for column in self))
         return kept._replace(problem_M=np.unique(kept.problem_M, return_inverse=True)[1].reshape(-1))
 
 
 class Pairs(NamedTuple):
-    """K pairs of a correct and an incorrect chain of one pool; a policy's pairs weigh 1 over the policies, in all."""
+    """K pairs of a correct and an incorrect chain of one pool. The weights of each policy sum to 1 / policies."""
 
     right_K: Int[np.ndarray, " K"]
     wrong_K: Int[np.ndarray, " K"]
@@ -50,7 +50,7 @@ class Pairs(NamedTuple):
 def pairs_of(chains: Chains) -> Pairs:
     """Returns every pair within pools. Pools of a policy weigh the same, and so do policies.
 
-    Raises ValueError where no pool has both a correct and an incorrect chain.
+    Raises ValueError if no pool has both a correct and an incorrect chain.
     """
     order_M = np.argsort(chains.problem_M, kind="stable")
     right, wrong, weight, policy = [], [], [], []
@@ -71,7 +71,7 @@ def pairs_of(chains: Chains) -> Pairs:
 
 
 def mixed_problems(chains: Chains) -> int:
-    """Returns how many pools have both a correct and an incorrect chain: those that teach a ranker."""
+    """Counts the pools with both a correct and an incorrect chain; only these train a ranker."""
     size_P = np.bincount(chains.problem_M)
     right_P = np.bincount(chains.problem_M, chains.correct_M)
     return int(((right_P > 0) & (right_P < size_P)).sum())
@@ -80,10 +80,9 @@ def mixed_problems(chains: Chains) -> int:
 def pair_loss(
     w_F: Float[np.ndarray, " F"], x_MF: Float[np.ndarray, "M F"], pairs: Pairs, strength: float = 0.0
 ) -> tuple[float, Float[np.ndarray, " F"]]:
-    """Returns the mean of log(1 + exp(s_wrong - s_right)) over pairs, with s = x w, plus strength |w|^2 / 2; and its
-    gradient.
+    """Returns the weighted mean of log(1 + exp(s_wrong - s_right)) + strength |w|^2 / 2, and its gradient.
 
-    The pairwise logistic loss of Burges et al. (RankNet, ICML 2005).
+    s = x w. This is the pairwise logistic loss of Burges et al. (RankNet, ICML 2005).
     """
     score_M = x_MF @ w_F
     gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
@@ -96,10 +95,10 @@ def pair_loss(
 def answer_loss(
     w_F: Float[np.ndarray, " F"], x_MF: Float[np.ndarray, "M F"], chains: Chains, strength: float = 0.0
 ) -> tuple[float, Float[np.ndarray, " F"]]:
-    """Returns the mean of -log(share of the correct answer in the weights exp(s)) over pools, and its gradient.
+    """Returns the mean over pools of -log(correct answer's share of exp(s)) + strength |w|^2 / 2, and its gradient.
 
-    s = x w; strength |w|^2 / 2 is added. Chains without an answer have no weight. Pools whose answers are all correct
-    or all incorrect teach nothing and are left out. Pools of a policy weigh the same, and so do policies.
+    s = x w. Chains without an answer have no weight. Pools whose answers are all correct or all incorrect are left out.
+    Pools of a policy weigh the same, and so do policies.
     """
     score_M = np.where(chains.class_M >= 0, x_MF @ w_F, -np.inf)
     top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
@@ -123,7 +122,7 @@ def answer_loss(
 
 
 Loss = Callable[[np.ndarray, np.ndarray, float], tuple[float, np.ndarray]]
-"""(w, x, strength) to the loss and its gradient."""
+"""Maps (w, x, strength) to the loss and its gradient."""
 
 
 def by_pairs(chains: Chains) -> Loss:
@@ -137,7 +136,7 @@ def by_answers(chains: Chains) -> Loss:
 
 @dataclasses.dataclass(frozen=True)
 class Ranker:
-    """What scores chains: s = ((x - mean) / scale) w, and the log odds that a chain is correct, slope s + intercept."""
+    """Scores chains: s = ((x - mean) / scale) w, with log odds of correctness slope s + intercept."""
 
     mean_F: Float[np.ndarray, " F"]
     scale_F: Float[np.ndarray, " F"]
@@ -148,30 +147,29 @@ class Ranker:
 
     @classmethod
     def standardising(cls, x_MF: Float[np.ndarray, "M F"]) -> Ranker:
-        """Returns the ranker that standardises by these chains and scores all alike."""
+        """Returns a ranker with zero weights that standardises by these chains."""
         present_MF = np.ma.masked_array(x_MF, np.isnan(x_MF))
         mean_F, scale_F = present_MF.mean(0).filled(0.0), present_MF.std(0).filled(0.0)
         return cls(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(x_MF.shape[1]))
 
     def standard(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, "M F"]:
-        """Returns the evidence in standard deviations of the training chains, 0 where there is none."""
+        """Standardises the evidence by the training chains, clipped; missing numbers become 0."""
         return np.nan_to_num(np.clip((x_MF - self.mean_F) / self.scale_F, -CLIP, CLIP))
 
     def score(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
-        """Returns the scores that the ranking loss trained."""
+        """Returns the uncalibrated scores, which the ranking loss trained."""
         return self.standard(x_MF) @ self.weight_F
 
     def log_odds(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
-        """Returns the calibrated log odds of being correct."""
         return self.slope * self.score(x_MF) + self.intercept
 
     def of_one(self, number: int) -> Ranker:
-        """Returns the ranker by one number alone, e.g. the sum of a PRM's log scores."""
+        """Returns a ranker that uses only one number, e.g. the sum of a PRM's log scores."""
         return dataclasses.replace(self, weight_F=np.eye(len(self.mean_F))[number])
 
 
 def fit_ranker(train: Chains, valid: Chains, loss_of: Callable[[Chains], Loss] = by_pairs) -> Ranker:
-    """Returns the ranker with the least loss on training problems; validation problems choose the regularisation."""
+    """Minimises the loss on the training problems; validation problems choose the regularisation."""
     blank = Ranker.standardising(train.x_MF)
     x_MF, loss = blank.standard(train.x_MF), loss_of(train)
     valid_x_MF, valid_loss = blank.standard(valid.x_MF), loss_of(valid)
@@ -185,9 +183,9 @@ def fit_ranker(train: Chains, valid: Chains, loss_of: Callable[[Chains], Loss] =
 
 
 def calibrated(ranker: Ranker, chains: Chains, floor: float = 1e-3) -> Ranker:
-    """Returns the ranker with the slope and intercept of a logistic regression on chains that it was not trained on.
+    """Fits slope and intercept by a logistic regression on chains outside the training.
 
-    Policies weigh the same. The slope is kept above `floor`: a probability must not turn the ranking around.
+    Policies weigh the same. The slope is kept above `floor`, so that probabilities never reverse the ranking.
     """
     score_M = ranker.score(chains.x_MF)
     size_L = np.bincount(chains.policy_M)
@@ -205,9 +203,9 @@ def calibrated(ranker: Ranker, chains: Chains, floor: float = 1e-3) -> Ranker:
 
 
 def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " P"]:
-    """Returns how correct each pool's weighted vote is: the mean correctness of the answers that lead.
+    """Returns the mean correctness of the leading answers in each pool's weighted vote.
 
-    Weights are at least 0. A pool without an answer is incorrect.
+    Weights must be at least 0. A pool without an answer counts as incorrect.
     """
     size = int(chains.problem_M.max()) + 1
     labelled_M = chains.class_M >= 0
@@ -226,7 +224,7 @@ def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.
 
 
 def best_correct(chains: Chains, score_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " P"]:
-    """Returns how correct each pool's best chain with an answer is; ties share. 0 for a pool without an answer."""
+    """Returns the correctness of each pool's best chain with an answer, averaged over ties; 0 without an answer."""
     score_M = np.where(chains.class_M >= 0, score_M, -np.inf)
     top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
     np.maximum.at(top_P, chains.problem_M, score_M)
@@ -236,20 +234,20 @@ def best_correct(chains: Chains, score_M: Float[np.ndarray, " M"]) -> Float[np.n
 
 
 def answer_shares(weight_N: Float[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Returns for each chain of one pool the share of its answer in the weights; 0 without an answer."""
+    """Returns each chain's answer share of one pool's weights; 0 without an answer."""
     answered_N = class_N >= 0
     total_C = np.bincount(class_N[answered_N], weight_N[answered_N]) if answered_N.any() else np.ones(1)
     return np.where(answered_N, total_C[class_N] / max(total_C.sum(), 1e-300), 0.0)
 
 
 def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:
-    """Returns the mean over pools of the probability that a correct chain scores above an incorrect one; ties half."""
+    """Returns the mean over pools of P(a correct chain scores above an incorrect one); ties count half."""
     gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
     return float(pairs.weight_K @ ((gap_K > 0) + 0.5 * (gap_K == 0)) / pairs.weight_K.sum())
 
 
 def joined(parts: Sequence[Chains]) -> Chains:
-    """Returns the chains of several policies as one; each part becomes one policy."""
+    """Concatenates chains; each part becomes one policy."""
     offsets = np.cumsum([0, *(int(part.problem_M.max()) + 1 for part in parts)])
     numbered = [
         part._replace(problem_M=part.problem_M + start, policy_M=np.full_like(part.policy_M, i))

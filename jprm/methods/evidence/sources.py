@@ -1,13 +1,13 @@
 """Sources of evidence: named numbers about every step and chain of a tree.
 
-A source reads trees (`jprm.tree`) and returns for each an array (N, F): row n describes the chain that ends with step
-n, so that the row of a chain's last step describes the chain. A row never depends on later steps of its own chain. NaN
-says that the source has nothing to say. Sources are named as in `jprm fuse fit --sources`:
+A source maps each tree (`jprm.tree`) to an array (N, F). Row n describes the chain that ends with step n, so the row of
+the last step describes the whole chain. A row must not depend on later steps of its chain. NaN means no evidence.
+Sources are named as in `jprm fuse fit --sources`, e.g. `arithmetic`, `prm=out/run`:
 
-    arithmetic numbers form pool          only of the text
-    stored logprob                        what records hold: scores of steps, the policy's log-probability
-    prm=DIR judge=P.json                  a model's scores of steps by several rules
-    verdicts=python|coq|tests             a checker's verdicts of steps, or whether the record's `tests` pass
+    arithmetic numbers form pool          text only
+    stored logprob                        stored step scores; the policy's log-probability
+    prm=DIR judge=P.json                  a model's step scores, by several rules
+    verdicts=python|coq|tests             a checker's step verdicts, or whether the record's `tests` pass
     module:NAME FILE.py:NAME              a `Source` of your own
 """
 
@@ -42,7 +42,7 @@ Rows = Sequence[Sequence[float]]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What one witness says of chains."""
+    """Computes named numbers about chains, e.g. `arithmetic` with its share of false equations."""
 
     name: str  # as in `--sources`
     numbers: tuple[str, ...]  # the names of its F numbers
@@ -56,7 +56,7 @@ class Source:
 
 
 def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
-    """Returns the `read` of a function from (problem, steps) to one row of numbers a step."""
+    """Builds a `read` from a function of (problem, steps) that returns one row of numbers per step."""
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
         cached = functools.lru_cache(maxsize=256)(rows)  # samples of a pool repeat each other
@@ -66,12 +66,11 @@ def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
 
 
 def texts(tree: ReasoningTree) -> list[tuple[str, ...]]:
-    """Returns the steps of every chain."""
     return [tuple(tree.nodes[i].text for i in chain) for chain in chains_of(tree)]
 
 
 def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F"]:
-    """Returns the rows of the chains' steps by node; chains that share a node agree on it."""
+    """Scatters rows per chain into rows per node; chains must agree on shared nodes."""
     chains = chains_of(tree)
     out_NF = np.full((len(tree.nodes), len(rows[0][0]) if rows else 0), np.nan)
     for chain, row in zip(chains, rows, strict=True):
@@ -86,10 +85,10 @@ def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def labels_of(steps: Sequence[str]) -> list[int | None]:
-    """Returns the arithmetic label of each step, after what earlier steps said of the quantity that it names.
+    """Returns each step's arithmetic label, also checked against earlier values of the quantity that it names.
 
-    Instruct models write `x = 165 / 1.1` on one line and `x = 150` on the next: the second is held against the first.
-    As labels of steps these would be too bold, since a name may come to mean something else.
+    Instruct models write `x = 165 / 1.1` on one line and `x = 150` on the next; the second is checked against the
+    first. This is too strict for step labels, since a name may change its meaning.
     """
     labels, known = [], {}
     for step in steps:
@@ -109,7 +108,7 @@ _ITEM = re.compile(r"^\s*(?:\d+[.)]|[-•])\s*")
 
 @functools.lru_cache(maxsize=1 << 16)
 def _quantity(step: str) -> tuple[str, str] | None:
-    """Returns the name before a step's first equality sign and what is after its last, of `Total cost = 3 * 4`."""
+    """Splits `Total cost = 3 * 4` into the name before the first equals sign and the value after the last."""
     before, equals, after = step.partition("=")
     if not equals or "==" in step:
         return None
@@ -121,7 +120,7 @@ def _quantity(step: str) -> tuple[str, str] | None:
 
 
 def _counts(labels: Sequence[float | None], undecided: Sequence[bool]) -> Rows:
-    """Returns for every step whether one up to it is false, and the shares of those that are false, true, undecided."""
+    """Returns per step: whether any step so far is false, and the shares of false, true and undecided steps so far."""
     rows, false, true, left = [], 0, 0, 0
     for k, (label, is_open) in enumerate(zip(labels, undecided, strict=True), start=1):
         false, true, left = false + (label == 0), true + (label == 1), left + is_open
@@ -187,7 +186,7 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def answers_of(tree: ReasoningTree) -> list[Any]:
-    """Returns the answer of every chain: what the record has, else the value of the last step."""
+    """Returns each chain's answer: the recorded one, else the value of the last step."""
     answers = []
     for chain in chains_of(tree):
         leaf = tree.nodes[chain[-1]]
@@ -197,8 +196,9 @@ def answers_of(tree: ReasoningTree) -> list[Any]:
 
 
 def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
-    """Returns what the other samples of a pool say of each step: NaN for a chain that is alone, and for trees, whose
-    branches are no independent samples."""
+    """Compares each step with the pool's other samples. NaN for a lone chain, and for trees, since their branches are
+    not independent samples.
+    """
     chains, steps, answers = chains_of(tree), texts(tree), answers_of(tree)
     others = len(chains) - 1
     if others < 1 or tree.kind != "pool":
@@ -242,15 +242,15 @@ POOL = ("answer_share", "answer_lead", "values_share", "least_value_share", "rel
 LOGS = ("sum_log", "lowest_log_odds", "last_log_odds", "mean_log_odds")
 SCORES = ("lowest", "mean", "last", "place_of_lowest", *LOGS)
 CLIP = 1e-5
-"""Of a score to [1e-5, 1 - 1e-5] before its log: scores are often written with four decimals, 1 among them."""
+"""Scores are clipped to [1e-5, 1 - 1e-5] before the log: files often round them to four decimals, e.g. 1."""
 
 
 def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | None = None) -> Rows:
-    """Returns for every step the lowest, mean and last weight in [0, 1] up to it, and where the lowest is, in [0, 1];
-    then the sum of logs (the rule `prod`), and the lowest, last and mean log odds: near 1 these tell scores apart.
+    """Returns per step, over the steps so far: lowest, mean and last weight in [0, 1], the lowest's relative place, the
+    sum of logs (rule `prod`), and lowest, last and mean log odds, which separate scores near 1.
 
-    NaN, a step that a judge left open, counts for none of them. `odds_P` are the log odds of scores that are written as
-    such, e.g. log ratios: as weights they are all 0 or 1.
+    NaN marks a step that a judge left open; it is skipped. `odds_P` holds scores written as log odds, e.g. log ratios;
+    as weights they would all be 0 or 1.
     """
     rows, low, least, place, total, count, sum_log, sum_odds = [], math.nan, math.nan, math.nan, 0.0, 0, 0.0, 0.0
     for k, (score, odds) in enumerate(zip(score_P, log_odds(score_P) if odds_P is None else odds_P, strict=True)):
@@ -271,7 +271,7 @@ def log_odds(score_P: Sequence[float]) -> list[float]:
 
 
 def _of_scores(scores: Callable[[Sequence[ReasoningTree]], Sequence[Any]], scale: Scale) -> Read:
-    """Returns the `read` of a scorer of steps."""
+    """Builds a `read` from a step scorer."""
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
         arrays = []
@@ -300,7 +300,7 @@ def _logprob(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
 
 
 def _verdicts(kind: Any) -> Read:
-    """Returns the `read` of a checker of steps: as `arithmetic`, of its verdicts."""
+    """Builds a `read` from a step checker, with the same numbers as `arithmetic`."""
     check = verifiers.checker(kind)
 
     def read(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
@@ -312,9 +312,9 @@ def _verdicts(kind: Any) -> Read:
 
 
 def _tests(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-    """Returns 1 for chains that are programs which pass their record's tests, else 0; NaN for what does not end one.
+    """Returns 1 at the end of chains whose program passes the record's tests, 0 if it fails, NaN elsewhere.
 
-    Raises RecordError for a record without tests.
+    Raises RecordError if a record has no tests.
     """
     rows = [np.full((len(tree.nodes), 1), np.nan) for tree in trees]
     places, programs = [], []
@@ -348,22 +348,23 @@ SOURCES: dict[str, Source] = {
     "stored": Source("stored", SCORES, _of_scores(_recorded, PROBABILITY), needs="record", version=2),
     "logprob": Source("logprob", ("by_step", "by_character"), _each(_logprob), needs="record"),
 }
-"""The sources that need no model. `stored` takes scores that are probabilities."""
+"""Sources that need no model. `stored` reads scores as probabilities."""
 
 VERDICTS: dict[str, Callable[[], Source]] = {
     "python": lambda: Source("verdicts=python", VERDICT_NUMBERS, _verdicts("python"), needs="record"),
     "coq": lambda: Source("verdicts=coq", VERDICT_NUMBERS, _verdicts("coq")),
     "tests": lambda: Source("verdicts=tests", ("passes",), _tests, needs="record"),
 }
-"""Sources that run what a chain is. `tests` needs tests that are not those which decide the outcome."""
+"""Sources that run a chain's content. The tests of `tests` must not be the ones that decide the outcome."""
 
 DEFAULT = ("arithmetic", "numbers", "form", "pool")
 
 
 def find(name: str) -> Source:
-    """Returns the source of a name. A model or judge is loaded.
+    """Finds a source by name, e.g. `arithmetic` or `prm=out/run`; loads its model or judge.
 
-    Raises ValueError, naming what is known, for a name that is none; and as the loaders for `prm=` and `judge=`.
+    Raises ValueError, listing the known names, if the name is unknown; also the loaders' errors for `prm=` and
+    `judge=`.
     """
     kind, equals, path = name.partition("=")
     if equals and kind == "prm" and path:
@@ -387,7 +388,7 @@ def find(name: str) -> Source:
 
 
 def of_model(path: Given) -> Source:
-    """Returns the source `prm=PATH`: the scores of a model's steps."""
+    """Returns the source `prm=PATH`: a model's step scores."""
     from jprm.loading import load
 
     path = os.fspath(path)
@@ -404,7 +405,7 @@ def of_model(path: Given) -> Source:
 
 
 def of_judge(path: Given) -> Source:
-    """Returns the source `judge=FILE`: a judge's scores of steps. Raises ValueError for a rubric or a comparison."""
+    """Returns the source `judge=FILE`: a judge's step scores. Raises ValueError for a rubric or a comparison."""
     from jprm.methods.judge.judge import Judge
     from jprm.methods.judge.load import load_judge
 
@@ -430,7 +431,7 @@ def _of_scorer(name: str, scorer: Any, scores: Callable[[Sequence[ReasoningTree]
 def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
     """Returns the numbers of all sources side by side, (N, F) for each tree.
 
-    Raises ValueError for a source of the user's that returns another shape, or a number that is infinite.
+    Raises ValueError if a user's source returns the wrong shape or an infinite number.
     """
     columns = []
     for source in sources:
@@ -451,7 +452,7 @@ def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Floa
 
 
 def names(sources: Sequence[Source]) -> list[str]:
-    """Returns the names of the numbers, `SOURCE.NUMBER`."""
+    """Returns the numbers' full names, e.g. `arithmetic.any_false`."""
     return [f"{source.name}.{number}" for source in sources for number in source.numbers]
 
 
@@ -469,31 +470,30 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})s?\b", re.IGNORECASE)
 
 
 def value_of(text: str) -> float:
-    """Returns the value of a number as text, with thousands separators."""
     return round(float(text.replace(",", "")), 6)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def numbers(text: str) -> tuple[float, ...]:
-    """Returns the numbers of a text in order. A step's label (`A1:`, `Step 2.`) and calculator marks are left out."""
+    """Returns a text's numbers in order, without step labels (`A1:`, `Step 2.`) and calculator marks."""
     plain = _MARK.sub("", _LABEL.sub("", text))
     return tuple(value_of(match) for match in _NUMBER.findall(plain) if match)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def results(text: str) -> tuple[float, ...]:
-    """Returns what a step computes: the numbers after its equality signs that no further operation follows."""
+    """Returns a step's results: the numbers after an equals sign with no operation after them."""
     plain = _MARK.sub("", _LABEL.sub("", text))
     return tuple(value_of(match) for match in _RESULT.findall(plain) if match)
 
 
 def value_of_step(text: str) -> float | None:
-    """Returns a step's value: its last result, else its last number; None without a number."""
+    """Returns a step's last result, else its last number, else None."""
     values = results(text) or numbers(text)
     return values[-1] if values else None
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def of_problem(text: str) -> frozenset[float]:
-    """Returns the numbers that a problem states, in digits or words."""
+    """Returns the numbers in a problem, in digits or words."""
     return frozenset(numbers(text)) | {float(_WORDS[word.lower()]) for word in _WORD.findall(text)}

@@ -1,7 +1,7 @@
-"""`FusedVerifier`: a ranker over sources of evidence, with the interface of a PRM; and the folder that holds it.
+"""`FusedVerifier`, a ranker over evidence sources with the interface of a PRM, and its folder.
 
-The folder has one file, `verifier.json`: names and versions of the sources, coefficients, the vote's settings. Models
-are there by their path and identity, and are checked when the verifier is loaded.
+The folder has one file, `verifier.json`, with the sources' names and versions, the coefficients and the vote settings.
+Models are stored by path and identity, and checked on loading.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from jprm.tree import ReasoningTree, RecordError, chain_tree, chains_of, scored,
 FILE = VERIFIER
 FORMAT = 1
 MARGIN = 8.0
-"""Log odds at which a vote's weight is 1; higher ones weigh no more. Only the ratios of a pool's weights matter."""
+"""Log odds at which a vote's weight reaches its cap of 1. Only the ratios of a pool's weights matter."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vote:
-    """How far a vote trusts the evidence: a chain weighs its odds to the power of `powers`.
+    """How far a vote trusts the evidence: a chain's weight is its odds to the power of `powers`.
 
-    power (1 - s)^agreement / max(1, d)^distance, with s the share of the pool's commonest answer and d the root mean
-    square of its chains' standardised evidence, 1 on the training chains. Both are known without labels: where the
-    policy agrees with itself, or writes unlike the policies of the training, a vote comes closer to the majority's.
+    power (1 - s)^agreement / max(1, d)^distance, with s the share of the pool's commonest answer, and d the root mean
+    square of its standardised evidence (1 on the training chains). Neither needs labels. If the policy agrees with
+    itself, or writes unlike the training policies, the vote moves toward the majority vote.
     """
 
     power: float = 0.5
@@ -51,17 +51,16 @@ class Vote:
     distance: float = 2.0
 
     def powers(self, share_P: Float[np.ndarray, " P"], distance_P: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
-        """Returns the power for each of P pools."""
         return self.power * (1 - share_P) ** self.agreement / np.maximum(1, distance_P) ** self.distance
 
 
 def vote_weights(log_odds_M: Float[np.ndarray, " M"], power_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
-    """Returns weights in [0, 1]: the odds, over those of `MARGIN`, to a power."""
+    """Returns weights in [0, 1]: (odds / odds at `MARGIN`) to a power."""
     return np.exp(power_M * (np.minimum(log_odds_M, MARGIN) - MARGIN))
 
 
 def share_of_top(answers: Sequence[Any]) -> float:
-    """Returns the share of a pool's commonest answer among its chains; 0 without an answer."""
+    """Returns the share of a pool's commonest answer; 0 without an answer."""
     counts = Counter(answer for answer in answers if answer is not None)
     return max(counts.values(), default=0) / max(len(answers), 1)
 
@@ -73,13 +72,13 @@ def distance_of(standard_MF: Float[np.ndarray, "M F"]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class FusedVerifier:
-    """Evidence from several sources, weighed: a `jprm.methods.jobs.score.Scorer`.
+    """Weighs evidence from several sources; implements `jprm.methods.jobs.score.Scorer`.
 
-    A step's score is the probability that the chain is correct if it ended with this step, as the semantics `value` has
-    it: a chain's score is its last step's. The output `vote` is the chain's weight in a vote among its pool.
+    A step's score is the probability that the chain would be correct if it ended there (semantics `value`), so a
+    chain's score is its last step's. The output `vote` is the chain's weight in its pool's vote.
 
-    A verifier that `chooses` answers scores the last step of a pool's chain by its answer's share of these weights, so
-    that best of n and the vote choose the same answer.
+    If `chooses` is "answers", the last step of a pool's chain scores its answer's share of these weights, so best of n
+    and the vote choose the same answer.
     """
 
     sources: tuple[Source, ...]
@@ -106,23 +105,23 @@ class FusedVerifier:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the scores depend on, for the request of a file that holds them."""
+        """The scores' dependencies, stored in the request of a file with these scores."""
         return {"verifier": self.name, **self.request}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns what results say of it."""
+        """Returns the verifier's entry in result files."""
         return {"name": path_of(self.name).name, "folder": self.name, "step": 0}
 
     def by(self, output: str) -> FusedVerifier:
-        """Returns the verifier itself for `score`. Raises ValueError for another output."""
+        """Returns itself for `score`. Raises ValueError for another output."""
         if output != "score":
             raise ValueError(f"{self.name}: a fused verifier orders chains only by its score, not by {output!r}")
         return self
 
     def of_prefixes(self) -> FusedVerifier:
-        """Returns the verifier that scores chains while they grow, for a search.
+        """Returns a verifier for growing chains, e.g. in a search.
 
-        A prefix has no pool and no record, so sources that need them count as absent: their numbers add nothing.
+        A prefix has no pool and no record, so the sources that need them count as missing and add 0.
         """
 
         def alone(source: Source) -> Source:
@@ -134,13 +133,13 @@ class FusedVerifier:
         return dataclasses.replace(self, sources=tuple(map(alone, self.sources)))
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
-        """Returns one score a step, (P,) float32. Raises TypeError or ValueError as `jprm.score.scorer.PRM.score`."""
+        """Returns one float32 score per step, (P,). Raises the errors of `jprm.score.scorer.PRM.score`."""
         return self.score_trees([chain_tree(problem, steps)])[0]
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the records in order with their scores, and under `outputs` their votes' weights.
+        """Yields the records in order with scores, and with vote weights under `outputs`.
 
-        Raises RecordError for a record that is not valid, and what the sources raise.
+        Raises RecordError for an invalid record, and the sources' own errors.
         """
         records = iter(records)
         while chunk := list(itertools.islice(records, CHUNK)):
@@ -149,7 +148,7 @@ class FusedVerifier:
                 yield scored(record, tree, outputs)
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree of N nodes."""
+        """Returns float32 scores (N,) for each tree with N nodes."""
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
@@ -171,7 +170,7 @@ class FusedVerifier:
         return outputs
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes `verifier.json`. Loaded again, the verifier gives the same scores."""
+        """Writes `verifier.json`; the loaded verifier gives the same scores."""
         place = path_of(folder)
         place.mkdir(parents=True, exist_ok=True)
         columns = {"mean": self.ranker.mean_F, "scale": self.ranker.scale_F, "weight": self.ranker.weight_F}
@@ -199,7 +198,7 @@ def _recorded(source: Source) -> dict[str, Any]:
 
 
 def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: str = "chains") -> dict[str, Any]:
-    """Returns what scores depend on."""
+    """Returns everything that the scores depend on."""
     of_answers = {"chooses": chooses} if chooses != "chains" else {}
     return of_answers | {
         "sources": {source.name: {"version": source.version, **source.request} for source in sources},
@@ -210,12 +209,12 @@ def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: s
 
 
 def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
-    """Returns the verifier that `jprm fuse fit` wrote into a folder.
+    """Loads a verifier that `jprm fuse fit` wrote.
 
     Raises:
-      RecordError: a field of `verifier.json` that is absent or of the wrong type.
-      ValueError: a source of another version, a model that has changed since, or in a stranger's file a judge.
-      ForeignCode: in a stranger's file a source that is code.
+        RecordError: a field of `verifier.json` is absent or has the wrong type.
+        ValueError: a source has another version, a model has changed, or a stranger's file names a judge.
+        ForeignCode: a stranger's file names a source that is code.
     """
     place = path_of(folder)
     where = os.fspath(place / FILE)
@@ -260,9 +259,10 @@ def _number(data: Any, field: str, where: str, parent: str) -> float:
 
 
 def _source(entry: Any, folder: Place, where: str, i: int) -> Source:
-    """Returns a source as it was when the verifier was fitted, or raises.
+    """Loads a source in the version that the verifier was fitted with, or raises.
 
-    The user's own file may name a judge, code in a file and a model anywhere, a stranger's only models on this machine.
+    The user's own file may name a judge, code in a file and a model anywhere; a stranger's file only models on this
+    machine.
     """
     field = f"sources[{i}]"
     if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
