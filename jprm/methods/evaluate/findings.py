@@ -1,4 +1,4 @@
-"""What benchmarks find, and the one place that words it: a page's tiles, lead and verdict, and a suite's last lines."""
+"""Findings of benchmarks and their wording: the tiles, lead and verdict of a page, and the last lines of a suite."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from jprm.methods.evaluate.blocks import SAID, PageModel, decided, interval, per
 
 
 class Finding(NamedTuple):
-    """A figure of one model's results, beside the best trivial baseline.
+    """A figure of one model's results, compared with the best trivial baseline.
 
     Attributes:
-      what: what is measured, such as `gsm8k, best of 8`; the same for all models.
-      figure: `value`, `low` and `high`, each a fraction; None where the finding is its note.
+      what: the measured quantity, e.g. `gsm8k, best of 8`; the same for all models.
+      figure: `value`, `low` and `high`, each a fraction; None if the finding is only its note.
       baseline: the name of the best trivial baseline.
-      difference: the figure less that of the baseline; None where there is no baseline.
-      note: sentences that follow.
-      kind: `good`, `bad`, `open` or `fact`, where the difference does not decide it.
+      difference: the figure minus the baseline's; None if there is no baseline.
+      note: further sentences.
+      kind: `good`, `bad`, `open` or `fact`; overrides the verdict of the difference.
     """
 
     what: str
@@ -30,24 +30,24 @@ class Finding(NamedTuple):
 
 
 Benchmarks = Mapping[str, Any]
-"""`Benchmark` records by name."""
+"""`Benchmark`s by name."""
 
 Tiles = list[tuple[str, list[tuple[str, str, str, str]]]]
-"""Figures of the first screen: what each is, and its (model, value, interval, remark)."""
+"""Figures at the top of the page: (quantity, [(model, value, interval, remark)])."""
 
 
 def findings_of(results: Mapping[str, Any], benchmarks: Benchmarks) -> list[list[Finding]]:
-    """Returns the findings of every benchmark that the results hold."""
+    """Returns the findings of every benchmark in the results."""
     return [list(benchmark.findings(results)) for name, benchmark in benchmarks.items() if name in results]
 
 
 def compared(difference: Mapping[str, Any], baseline: str) -> str:
-    """Returns `better than a coin: +3.1 points [0.2, 6.4]`; the interval says whether the two are told apart."""
+    """Returns e.g. `better than a coin: +3.1 points [0.2, 6.4]`; the interval decides the wording."""
     return f"{SAID[decided(difference)][1]} {baseline}: {points(difference)}"
 
 
 def verdict(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Yields the kind of each finding, and a sentence with its figure, its baseline and its note."""
+    """Yields each finding as (kind, sentence with figure, baseline and note)."""
     for what, figure, baseline, less, note, kind in findings:
         sentence = f"{what}: {note}" if figure is None else f"{what}: {interval(figure)} %."
         if figure is not None and less is not None and less["low"] is not None:
@@ -58,9 +58,9 @@ def verdict(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 
 
 def lead(findings: Sequence[Finding]) -> list[str]:
-    """Returns where the model is better than the best trivial baselines, worse, and not told apart from them.
+    """Returns sentences: where the model is better than the best trivial baselines, worse, or undecided.
 
-    Without a baseline it is the first fault, or else the first finding.
+    If no finding has a baseline, returns the first bad finding, or else the first finding.
     """
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
     for what, _, baseline, less, *_ in findings:
@@ -75,12 +75,12 @@ def lead(findings: Sequence[Finding]) -> list[str]:
 
 
 def first_fault(sentences: Sequence[tuple[str, str]]) -> str:
-    """Returns the first bad sentence of a verdict, else the first of all."""
+    """Returns the first bad sentence of a verdict, or else the first sentence."""
     return next((sentence for kind, sentence in sentences if kind == "bad"), sentences[0][1])
 
 
 def tiles(models: Sequence[PageModel], benchmarks: Benchmarks) -> Tiles:
-    """Returns the first screen's four figures: the first of each benchmark, then the second of each, and so on."""
+    """Returns four figures for the top of the page: the first of each benchmark, then the second of each, etc."""
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for model in models:
         for finding in filter(None, itertools.chain(*itertools.zip_longest(*findings_of(model.results, benchmarks)))):

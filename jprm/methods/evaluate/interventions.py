@@ -1,12 +1,12 @@
-"""Interventions: what a critic costs that stops an agent at every turn whose score is below a threshold.
+"""Interventions: the cost of a critic that stops an agent at every turn with a score below a threshold.
 
     over      good turns at which it intervenes (over-intervention)
     under     bad turns at which it does not (under-intervention)
     false     solved runs in which it intervenes at least once
 
-The threshold of a task has the highest balanced accuracy on the turns of other tasks, in `FOLDS` folds of tasks. Two
-critics need no model: `telemetry`, a regression on the number of the turn, retries and errors, which reads no text,
-fitted to the labels of other tasks; and `random`, which intervenes at turns by chance, as often as the scores do.
+The threshold for a task maximises balanced accuracy on the turns of other tasks, in `FOLDS` folds. Two critics need no
+model: `telemetry`, a regression on the turn number, retries and errors, fitted to the labels of other tasks; and
+`random`, which intervenes at random turns, as often as the scores do.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from jprm.statistics import bootstrap, weighted_mean
 
 FOLDS = 5
 CUTS = 64
-"""Thresholds that are tried: quantiles of the scores."""
+"""Thresholds to try: quantiles of the scores."""
 
 
 class RunOfTurns(NamedTuple):
-    """The T turns of one run."""
-
     problem: str
     score_T: Float[np.ndarray, " T"]
     bad_T: Float[np.ndarray, " T"]  # 1 for a bad turn, 0 for another, NaN without a label
@@ -38,7 +36,7 @@ class RunOfTurns(NamedTuple):
 def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any] | None:
     """Returns the figures of the scores and of both critics, with intervals over tasks.
 
-    None if turns of two tasks have no good and bad labels, or a turn has no score.
+    Returns None unless at least two tasks have good turns, at least two have bad ones, and every turn has a score.
     """
     bad_M = np.concatenate([run.bad_T for run in runs]) if runs else np.zeros(0)
     score_M = np.concatenate([run.score_T for run in runs]) if runs else np.zeros(0)
@@ -75,7 +73,7 @@ def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any
 def flagged(
     score_M: Float[np.ndarray, " M"], bad_M: Float[np.ndarray, " M"], task_M: Int[np.ndarray, " M"]
 ) -> Float[np.ndarray, " M"]:
-    """Returns 1 for turns below the threshold of other tasks' turns, else 0."""
+    """Returns 1 for turns below the threshold fitted on other folds of tasks, else 0."""
     flag_M = np.zeros(len(score_M))
     for fold in range(FOLDS):
         inside_M = task_M % FOLDS == fold
@@ -86,7 +84,7 @@ def flagged(
 
 
 def threshold(score_N: Float[np.ndarray, " N"], bad_N: Bool[np.ndarray, " N"]) -> float:
-    """Returns the cut, of quantiles of the scores, with the highest balanced accuracy; the lowest of equals."""
+    """Returns the quantile of the scores with the highest balanced accuracy; the lowest if tied."""
     cuts = np.unique(np.quantile(score_N, np.linspace(0, 1, CUTS)))
     cuts = np.append(cuts, np.nextafter(cuts[-1], np.inf))
     below_CN = score_N < cuts[:, None]

@@ -1,32 +1,32 @@
 """MR-Ben, BIG-Bench-Mistake and Hard2Verify: is a solution right, and where is its first mistake?
 
-The prediction is the first step whose score is below the model's threshold, and that there is no mistake if none is.
+The prediction is the first step with a score below the model's threshold, or "no mistake" if there is none.
 
-    mcc               Matthews' correlation of "no mistake" with the solution being correct; 0 where it is 0 / 0
-    error_accuracy    of the chains with a mistake whose place is known, those whose prediction is exactly it
-    correct_accuracy  of the chains without one, those that are said to have none
-    f1                the harmonic mean of these two, ProcessBench's
-    accuracy          of the chains whose place is known, or that have none: those whose prediction is right
+    mcc               Matthews' correlation of predicting "no mistake" with a correct solution; 0 if undefined (0 / 0)
+    error_accuracy    fraction of chains with a known first mistake that is predicted exactly
+    correct_accuracy  fraction of chains without a mistake that are predicted to have none
+    f1                the harmonic mean of the two, as in ProcessBench
+    accuracy          fraction of correct predictions among chains with a known first mistake or none
 
-MR-Ben (Zeng et al. 2024, arXiv 2406.13975, `script/evaluate.py` and `script/utils.py`) adds a fifth of max(0, mcc),
-three tenths of the mistakes found and a half of the accuracy of reasons, for each subject, which is a file, and takes
-the mean of subjects. A score gives no reasons: `mr_score` has the first two parts, 0.5 at most, as the script's mean
-of subjects (`value`) and of all chains together (`pooled`). The script divides the mistakes found by all solutions
-with a mistake, `error_accuracy` by those whose place is known: in a program it is a line, which 13 of 164 programs
-lack. (The script leaves the place in programs to a judge of reasons.) BIG-Bench-Mistake (Tyen et al. 2024, arXiv
-2311.08516) has `accuracy`, which it calls mistake finding.
+MR-Ben (Zeng et al. 2024, arXiv 2406.13975, `script/evaluate.py` and `script/utils.py`) adds 0.2 max(0, mcc), 0.3 times
+the mistakes found and 0.5 times the accuracy of reasons for each subject (one file each), and averages over subjects. A
+score gives no reasons, so `mr_score` has the first two parts, at most 0.5: `value` is the mean over subjects, like the
+script, `pooled` is over all chains. The script divides the mistakes found by all solutions with a mistake,
+`error_accuracy` by those with a known place: in a program it is a line, which is missing for 13 of 164 programs. (The
+script leaves programs to a judge of reasons.) BIG-Bench-Mistake (Tyen et al. 2024, arXiv 2311.08516) reports
+`accuracy`, which it calls mistake finding.
 
-Hard2Verify (Pandit et al. 2025, arXiv 2510.13744, `utils.py`) has at each of three levels the share of what is right
-that is called so, that of what is wrong, their mean (balanced accuracy) and their harmonic mean (balanced F1):
+Hard2Verify (Pandit et al. 2025, arXiv 2510.13744, `utils.py`) reports the accuracy on right and on wrong items, their
+mean (balanced accuracy) and their harmonic mean (balanced F1) at three levels:
 
-    steps         every step, also those after the first mistake; a step is called right from the threshold on
-    responses     a solution is right if all of its steps are, and is called right if all of them are
+    steps         every step, also after the first mistake; predicted right from the threshold on
+    responses     a solution is right if all of its steps are, and predicted right if all of them are
     first error   `correct_accuracy` and `error_accuracy`, so that balanced F1 is `f1`
 
 Its authors tune a PRM's threshold on a hundred of the 200 solutions; here it is the model's own.
 
-Baselines: no chain has a mistake; all have one at their first step; position, length and the like, with thresholds
-fitted to the other folds (`jprm.methods.evaluate.processbench.cross_fit`), beside the model's own scores with such
+Baselines: no chain has a mistake; every chain has one at its first step; and position, length etc. with thresholds
+fitted to the other folds (`jprm.methods.evaluate.processbench.cross_fit`), beside the model's scores with such
 thresholds.
 """
 
@@ -53,7 +53,7 @@ KEYS = ("mcc", "error_accuracy", "correct_accuracy", "f1", "accuracy")
 
 
 class MarkedChains(NamedTuple):
-    """N chains. `first_N` is the index of the first mistake, -1 for none, -2 where its place is not known."""
+    """N chains. `first_N` is the index of the first mistake, -1 if there is none, -2 if its place is unknown."""
 
     problem: Sequence[str]
     task_N: np.ndarray
@@ -78,14 +78,14 @@ def chains_of_files(trees: Sequence[ReasoningTree]) -> MarkedChains:
 
 
 def predicted(scores: Sequence[Float[np.ndarray, " _"]], threshold: float) -> Int[np.ndarray, " N"]:
-    """Returns the first step below the threshold, -1 where none is."""
+    """Returns the index of the first step below the threshold, or -1."""
     return np.array([int(np.argmax(low)) if (low := score_P < threshold).any() else -1 for score_P in scores])
 
 
 def mcc(
     said_N: Bool[np.ndarray, " N"], true_N: Bool[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R"]:
-    """Returns Matthews' correlation under each row of weights; 0 where one of its four sums is 0, as MR-Ben has it."""
+    """Returns Matthews' correlation under each row of weights; 0 if a marginal sum is 0, as in MR-Ben."""
     tp, tn = weight_RN @ (said_N & true_N), weight_RN @ (~said_N & ~true_N)
     fp, fn = weight_RN @ (said_N & ~true_N), weight_RN @ (~said_N & true_N)
     return np.nan_to_num(ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))))
@@ -94,10 +94,10 @@ def mcc(
 def mistakes_report(
     trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Returns the figures of all chains and of each task, with 95 % intervals over problems, beside baselines.
+    """Returns the figures of all chains and of each task, with 95 % intervals over problems, and baselines.
 
-    `ahead` is the F1 of the cross-fitted scores less that of the best baseline, paired. `mr_score` is the mean of
-    `subjects`, one a chain; without them a task is a subject.
+    `ahead` is the F1 of the cross-fitted scores minus the best baseline's, paired. `mr_score` averages over `subjects`,
+    one name per chain; by default each task is a subject.
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)
@@ -130,7 +130,7 @@ def mistakes_report(
 
 
 def mr_score(row: Mapping[str, Any]) -> float:
-    """Returns the two parts of MR-Ben's score that need no reasons, of one subject's figures."""
+    """Returns the two parts of MR-Ben's score that need no reasons, from one subject's figures."""
     located = row["n_error"] - row["n_not_located"]
     found = (row["error_accuracy"]["value"] or 0.0) * located / max(row["n_error"], 1)
     return 0.2 * max(0.0, row["mcc"]["value"]) + 0.3 * found
@@ -141,7 +141,7 @@ def _by_name(chains: MarkedChains, name_N: np.ndarray, predicted_N: np.ndarray, 
 
 
 def _drawn(chains: MarkedChains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> dict[str, Any]:
-    """Returns the draws of the accuracies of predictions, of the chains `of_N` whose place is known."""
+    """Returns draws of the accuracies over the chains `of_N` with a known first mistake or none."""
     some_N = of_N & (chains.first_N >= -1)
     error_N, none_N = (some_N & part_N for part_N in (chains.first_N >= 0, chains.first_N == -1))
     statistic: dict[str, Any] = {
@@ -176,7 +176,7 @@ def _figures(
 def balanced(
     called_N: Bool[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], problems: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """Returns Hard2Verify's four figures of N verdicts, with 95 % intervals over problems."""
+    """Returns Hard2Verify's four figures for N verdicts, with 95 % intervals over problems."""
     statistic: dict[str, Any] = {
         "right": functools.partial(_mean, called_N, right_N),
         "wrong": functools.partial(_mean, ~called_N, ~right_N),
@@ -189,7 +189,7 @@ def balanced(
 def levels_report(
     trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Returns `mistakes_report` with Hard2Verify's `levels`. Raises ScoreError for a step without a label."""
+    """Returns `mistakes_report` plus Hard2Verify's `levels`. Raises ScoreError if a step has no label."""
     report, chains = mistakes_report(trees, threshold, seed, subjects), chains_of_files(trees)
     labels = [node.label for tree in trees for node in tree.nodes]
     if not set(labels) <= {0, 1}:

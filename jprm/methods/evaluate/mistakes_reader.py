@@ -1,7 +1,7 @@
-"""Readers of benchmarks that name the first mistake of a chain: MR-Ben, BIG-Bench-Mistake and Hard2Verify.
+"""Readers of MR-Ben, BIG-Bench-Mistake and Hard2Verify, which give the first mistake of each chain.
 
-Records are as ProcessBench's: labelled 1 before the first wrong step, 0 at it and null after it, with `first_error`, -1
-for none. `task` is the subject or the task, by which figures are told apart. Hard2Verify labels every step.
+Records look like ProcessBench's: label 1 before the first wrong step, 0 at it and null after it, and `first_error` (-1
+if there is none). `task` is the subject or task, for separate figures. Hard2Verify labels every step.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NUMBER = re.compile(r"\s*Step\s*(\d+)")
 
 
 def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one solution: a step is an entry of its list that is not blank; of a program, a line that is not.
+    """Yields one solution; its steps are the non-blank list entries, or the non-blank lines of a program.
 
-    The first error is the step that begins with the number given, of a program the first line that has the text given
-    (several lines have it in 9 of 164 programs). If no line has it, `first_error` is null and no step is labelled: the
-    program is wrong, and the place is not known.
+    The first error is the step with the given number, or the first program line equal to the given text (ambiguous in 9
+    of 164 programs). If no line matches, `first_error` is null and no step is labelled: the program is wrong at an
+    unknown place.
     """
     verdict = take(item, "Model_Solution_Correctness", str, where)
     if verdict not in ("correct", "incorrect"):
@@ -55,7 +55,7 @@ def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
 
 def _first(steps: list[str], named: str, code: bool, where: str) -> int | None:
-    """Returns the place of the step that is named, None for a line that is not in a program."""
+    """Returns the index of the named step; None if a program lacks that line."""
     if code:
         return next((i for i, line in enumerate(steps) if line.strip() == named.strip()), None)
     numbers = [match and match[1] for match in map(_NUMBER.match, steps)]
@@ -74,13 +74,13 @@ TASKS = (
     ("logical_deduction", re.compile(r".*\bOptions:.*", re.DOTALL)),
     ("word_sorting", re.compile(r"[^\n]+")),
 )
-"""The tasks, by what all of an input is; the first that fits."""
+"""(task, pattern of its whole input); the first match counts."""
 
 
 def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain of PaLM 2 with its first mistake as people found it, which a wrong answer may lack.
+    """Yields one chain by PaLM 2 with its first mistake from human annotators; a wrong answer may lack one.
 
-    Steps without text are left out: no person found a mistake in one.
+    Steps without text are left out; no annotator marked a mistake in one.
     """
     problem, steps = take(item, "input", str, where), take(item, "steps", list, where)
     first = item.get("mistake_index", "")
@@ -111,7 +111,7 @@ def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterat
 
 
 def parse_hard2verify(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one proof of a model with a label of people at every step, and the first wrong one."""
+    """Yields one proof with a human label for every step, and its first wrong step."""
     item = _plain(item)
     steps, labels = (take(item, key, list, where) for key in ("model_response_by_step", "human_labels"))
     if len(labels) != len(steps) or not all(type(label) is int and label in (0, 1) for label in labels):
@@ -132,10 +132,10 @@ def parse_hard2verify(item: Any, where: str, options: NoOptions) -> Iterator[Rec
 
 
 def _plain(item: Any) -> Any:
-    """Returns a record in plain text.
+    """Decrypts a published record; returns plain-text records unchanged.
 
-    In the published file the texts are XORed with the SHA-256 of the record's `canary`, in base64, so that no crawler
-    takes them for training data.
+    Published texts are XORed with the SHA-256 of the record's `canary` and base64-encoded, to keep them out of training
+    data.
     """
     if not isinstance(item, dict) or not isinstance(item.get("canary"), str):
         return item

@@ -1,8 +1,8 @@
-"""Many comparisons at once: which differences are found, and how small a difference a set could have shown.
+"""Multiple comparisons: which differences to report, and how small a difference could have been detected.
 
-Of twenty comparisons of equals one is below p = 0.05 by chance. `discoveries` bounds the fraction of false ones among
-those that are reported. A comparison that found nothing says little where only a large difference could be found:
-`smallest_shown` says how large.
+If there is no true difference, one of twenty comparisons is still below p = 0.05 by chance. `discoveries` bounds the
+fraction of false reports. If a comparison finds no difference, `smallest_shown` gives the smallest one it could have
+detected.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ RATE, LEVEL, POWER = 0.05, 0.95, 0.8
 
 
 def standard_error(difference: Draws) -> float:
-    """Returns the standard error of one difference, as `jprm.statistics.interval` takes it."""
+    """Returns the standard error of a difference, as used by `jprm.statistics.interval`."""
     return float(np.nanstd(difference.drawn_R) * math.sqrt(difference.groups / max(difference.groups - 1, 1)))
 
 
 def p_value(difference: Draws) -> float:
-    """Returns the two-sided p value of no difference by Student's t, groups less one. NaN for fewer than two groups."""
+    """Returns the two-sided p value by Student's t with (groups - 1) degrees of freedom. NaN for fewer than two groups."""
     error = standard_error(difference)
     if difference.groups < 2 or not np.isfinite(error):
         return math.nan
@@ -35,10 +35,10 @@ def p_value(difference: Draws) -> float:
 
 
 def discoveries(p_N: Sequence[float], rate: float = RATE) -> Bool[np.ndarray, " N"]:
-    """Marks the differences to report, of which at most `rate` are false on average (Benjamini & Hochberg, 1995).
+    """Marks the differences to report, with a false discovery rate of at most `rate` (Benjamini & Hochberg, 1995).
 
-    The k smallest p values are taken, for the largest k with p_(k) <= rate k / N. It holds for independent comparisons
-    and for those that depend on each other positively, such as rules of one model. NaN is never reported.
+    Takes the k smallest p values, for the largest k with p_(k) <= rate k / N. Valid for independent and for positively
+    dependent comparisons, e.g. rules of one model. NaN is never reported.
     """
     p = np.where(np.isnan(np.asarray(p_N, float)), np.inf, p_N)
     order_N, count = np.argsort(p, kind="stable"), int(np.isfinite(p).sum())
@@ -49,7 +49,7 @@ def discoveries(p_N: Sequence[float], rate: float = RATE) -> Bool[np.ndarray, " 
 
 
 def smallest_shown(difference: Draws, level: float = LEVEL, power: float = POWER) -> float:
-    """Returns the smallest true difference whose interval at this level would leave out 0 with this probability."""
+    """Returns the smallest true difference that an interval at `level` would separate from 0 with probability `power`."""
     quantiles: Float[np.ndarray, " 2"] = scipy.special.stdtrit(
         max(difference.groups - 1, 1), np.array([(1 + level) / 2, power])
     )

@@ -1,4 +1,4 @@
-"""The options of each benchmark's command, whose help they are. Nothing here imports an array library."""
+"""Options of each benchmark's command, with their help texts. Must not import an array library."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class ProcessBench(ModelOptions):
     data: Data
     """ProcessBench files; each is a key of the report."""
     calibrate: File
-    """The file on which the tuned threshold is chosen; the report gives F1 at the model's own threshold beside it."""
+    """The file for tuning the threshold; the report also gives F1 at the model's own threshold."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PublishedOptions(ModelOptions):
     data: Data
-    """The benchmark's files as published, all or some of them."""
+    """Some or all of the benchmark's files, as published."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PRMBench(PublishedOptions):
-    """PRMBench: PRMScore of its nine classes of error and their three groups, as published.
+    """PRMBench: PRMScore of its nine error classes and their three groups, as published.
 
     For example:
       jprm eval prmbench --model DIR --input prmbench/*.jsonl --output prmbench.json
@@ -51,7 +51,7 @@ class PRMBench(PublishedOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SocraticPRMBench(PublishedOptions):
-    """Socratic-PRMBench: PRMScore of its twenty classes of error and its six patterns of reasoning.
+    """Socratic-PRMBench: PRMScore of its twenty error classes and six reasoning patterns.
 
     For example:
       jprm eval socratic-prmbench --model DIR --input socratic_prmbench/*.jsonl --output socratic.json
@@ -60,7 +60,7 @@ class SocraticPRMBench(PublishedOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MRBen(PublishedOptions):
-    """MR-Ben: whether a solution is right (MCC), and its first wrong step. Reasons are left out.
+    """MR-Ben: whether a solution is right (MCC), and its first wrong step. Reasons are not evaluated.
 
     For example:
       jprm eval mr-ben --model DIR --input mrben/*.json --output mr_ben.json
@@ -69,7 +69,7 @@ class MRBen(PublishedOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BigBenchMistake(PublishedOptions):
-    """BIG-Bench-Mistake: the first mistake, or that there is none, beside programs that decide four of its five tasks.
+    """BIG-Bench-Mistake: the first mistake, if any. Compares with programs that solve four of its five tasks.
 
     For example:
       jprm eval big-bench-mistake --model DIR --input big_bench_mistake/*.jsonl --output mistakes.json
@@ -78,7 +78,7 @@ class BigBenchMistake(PublishedOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hard2Verify(PublishedOptions):
-    """Hard2Verify, encrypted as published or in plain text: balanced accuracy and F1 of steps, solutions, first errors.
+    """Hard2Verify, encrypted or plain: balanced accuracy and F1 of steps, solutions and first errors.
 
     For example:
       jprm eval hard2verify --model DIR --input hard2verify/test.jsonl --output hard2verify.json
@@ -94,16 +94,17 @@ class StepsOptions(ModelOptions):
     """
 
     data: Data
-    """Files of rated steps, in the PRM800K format or jprm's own, and prepared folders."""
+    """Files of rated steps (PRM800K's format or jprm's own), or prepared folders."""
     neutral: Neutral | None = None
-    """What a neutral rating counts as. Needed if a file has ratings of 0: results under different policies differ."""
+    """The class of a neutral rating; required if a file has ratings of 0. Results with different choices differ."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agents(ModelOptions):
-    """Agents' turns: step accuracy and F1 by class, first bad turn, outcome and calibration by turn, beside baselines.
+    """Agent turns: step accuracy and F1 by class, first bad turn, outcome, and calibration by turn, with baselines.
 
-    Trials with outcomes: pass^k, and the trial that scores choose. Bad turns: the turn and the agent that scores blame.
+    If trials have outcomes: pass^k, and the success rate of the trial chosen by score. If turns are labelled bad: the
+    turn and the agent that the scores blame.
 
     For example:
       jprm eval agents --model DIR --input hotpotqa.jsonl --calibrate bfcl.jsonl --output agents.json
@@ -111,12 +112,13 @@ class Agents(ModelOptions):
     """
 
     model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """The folder of a trained model that scores the files. Without it the scores are those that they hold, such as of
-    `jprm score`; without scores the report has what needs none."""
+    """The folder of a trained model that scores the files. If omitted, uses the scores already in the files (e.g. from
+    `jprm score`); if there are none, reports only figures that need no model.
+    """
     data: Data
-    """Trajectories with labels or outcomes: files of AgentProcessBench, tau-bench or Who&When, or jprm's own."""
+    """Trajectories with labels or outcomes: AgentProcessBench, tau-bench or Who&When files, or jprm's own."""
     calibrate: Files = ()
-    """Trajectories on which the two thresholds are fitted; without them both are the model's own threshold."""
+    """Trajectories for fitting the two thresholds. If omitted, both are the model's own threshold."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,10 +133,12 @@ class BestOfNOptions(ScoringOptions):
     input: Annotated[Path, arg(metavar="F.jsonl")]
     """Pools of samples with known correctness, scored by `jprm score`."""
     model: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """The folder of a trained model that scores the pools first, where they are not scored yet."""
+    """The folder of a trained model that scores the pools first, if they have no scores yet."""
     adapter: Adapter = None
-    """How to read a published model whose files do not show it: a name, or a JSON file. Without a model it says what
-    stored scores mean; by default `jprm score` left that beside them, or the records' `semantics` say it."""
+    """Adapter of a published model that cannot be detected: a name or a JSON file. Without --model, it gives the scale
+    of the stored scores; by default the scale is read from the file that `jprm score` left beside them, or from the
+    records' `semantics`.
+    """
     reference: Reference = None
     """A smaller language model: scores are log ratios to it, as in `jprm score`."""
 
@@ -154,16 +158,16 @@ class Calibration(ModelOptions):
     """The folder of a trained model that scores the files. If omitted, uses the scores already in the files (e.g.
     from `jprm score`)."""
     data: Data
-    """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, and prepared folders."""
+    """Files with step labels: PRM800K, ProcessBench, PRMBench or jprm's own, or prepared folders."""
     calibrate: Files
-    """The files that maps and thresholds are fitted on; their problems are left out of the figures."""
+    """Files for fitting maps and thresholds; their problems are left out of the figures."""
     neutral: Neutral | None = None
-    """What a neutral rating counts as. Needed if a file has ratings of 0."""
+    """The class of a neutral rating; required if a file has ratings of 0."""
     store: Annotated[
         Literal["temperature", "platt", "isotonic", "quantile"] | None,
         arg(metavar="{temperature,platt,isotonic,quantile}", help_behavior_hint=""),
     ] = None
-    """Store this map in the model's folder, for `jprm score --calibrated`."""
+    """Stores this map in the model's folder, for `jprm score --calibrated`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +175,7 @@ class Diagnostics(ModelOptions):
     """Diagnostics: known failures of a PRM that its accuracy does not show.
 
     On ProcessBench chains: lowest scores at the end, right answers by wrong steps, edits that keep the meaning, and
-    fluent nonsense. On pools: scores that follow length, and accuracy lost by choosing among more.
+    fluent nonsense. On pools: scores that depend on length, and accuracy lost by choosing among more samples.
 
     For example:
       jprm eval diagnostics --model DIR --chains gsm8k.json math.json --pools pool.jsonl --output diagnostics.json
@@ -185,10 +189,10 @@ class Diagnostics(ModelOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassesOptions(ModelOptions):
-    """Steps with labels of classes: every class's AUROC, average precision, F1, calibration and best threshold.
+    """Steps with class labels: AUROC, average precision, F1, calibration and best threshold of every class.
 
-    A record has beside its steps `classes`: for each step the name of a class, a list of names, or null. Names are
-    those of the model's outputs.
+    A record must have `classes` beside its steps: for each step the name of a class, a list of names, or null, e.g.
+    `[null, "arithmetic"]`. The names must be outputs of the model.
 
     For example:
       jprm eval classes --model DIR --input types.jsonl --calibrate types_dev.jsonl --output classes.json
@@ -197,7 +201,7 @@ class ClassesOptions(ModelOptions):
     data: Data
     """Files of chains with classes."""
     calibrate: Files = ()
-    """Files from which the thresholds are taken that the figures of F1 use beside 0.5."""
+    """Files for tuning the F1 thresholds; F1 at 0.5 is always reported."""
 
 
 OPTIONS: dict[str, type] = {
@@ -214,4 +218,4 @@ OPTIONS: dict[str, type] = {
     "calibration": Calibration,
     "diagnostics": Diagnostics,
 }
-"""The options of each registered benchmark that does not bring its own."""
+"""The options of each registered benchmark, unless it brings its own."""

@@ -1,4 +1,4 @@
-"""Plots of benchmarks, drawn on an empty `matplotlib.figure.Figure` that the caller passes."""
+"""Plots of benchmarks, drawn on an empty `matplotlib.figure.Figure` from the caller."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 INK, GRID = "#1c1e21", "#d5d9de"
 COLOURS = ("#0b62a8", "#b8500a", "#0a7a57", "#8a3f9c", "#6b6f76", "#8a6d00", "#b0304f", "#14808c")
-"""Colours of series. The page replaces these and `INK` and `GRID` by lighter ones on a dark background."""
+"""Series colours. On a dark background the page replaces these, `INK` and `GRID` by lighter ones."""
 
 LONGEST = 24
-"""Characters of a name in a plot; the middle of a longer one is left out."""
+"""The most characters of a name in a plot; longer names lose their middle."""
 
 
 NOTE = "note: "
-"""The id of an artist that begins so becomes its note, which the page shows under the pointer."""
+"""If the id of an artist begins with this, the rest is a tooltip on the page."""
 
 
 class Series(NamedTuple):
@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) -> None:
-    """Draws lines over a logarithmic n, with y in per cent, and their names at the right end."""
+    """Draws lines in per cent over a logarithmic n, with labels at the right end."""
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
     top = max(len(s.value) for s in series)
@@ -62,7 +62,7 @@ def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) ->
 
 
 def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws the fraction of right steps over the mean score of each bin, with intervals, beside the diagonal."""
+    """Draws the fraction of right steps over the mean score per bin, with intervals and the diagonal."""
     axes = figure.subplots()
     axes.plot([0, 100], [0, 100], color=INK, linestyle="--", linewidth=1)
     for (label, curve), colour in zip(curves.items(), COLOURS, strict=False):
@@ -81,9 +81,9 @@ def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def heat_maps(figure: Any, panels: Mapping[str, Sequence[Sequence[int]]]) -> None:
-    """Draws, for each panel, the counts [bin of score][step] as fractions of their step.
+    """Draws, for each panel, counts [score bin][step] as fractions of their step.
 
-    Steps that no chain has are left out; the last column of a whole panel holds all later steps too.
+    Trailing steps without any chain are left out; the last column of a full panel includes all later steps.
     """
     from matplotlib.patches import Patch
 
@@ -127,17 +127,17 @@ def heat_maps(figure: Any, panels: Mapping[str, Sequence[Sequence[int]]]) -> Non
 
 
 def short(label: str) -> str:
-    """Returns the beginning and the end of a long name: names of models differ at either."""
+    """Shortens a long name to its beginning and end, since model names may differ at either."""
     return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[1 - LONGEST // 2 :]}"
 
 
 def slug(name: str) -> str:
-    """Returns a name for a file: letters, digits, `-` and `_`."""
+    """Converts a name to a file name of letters, digits, `-` and `_`."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Moves labels at heights in [0, 1] as little as needed to be `gap` apart, in order, and below 1."""
+    """Moves labels at heights in [0, 1] as little as possible so that they are `gap` apart, in order, and at most 1."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for before, i in zip(order, order[1:], strict=False):
@@ -154,7 +154,7 @@ def _percent(value: float | None) -> float:
 
 
 def _thinned(size: int, most: int = 120) -> list[int]:
-    """Returns indices of as many points as the eye can tell apart, evenly on the logarithmic axis, with both ends."""
+    """Returns at most `most` indices, evenly spaced on the logarithmic axis, with both ends."""
     if size <= most:
         return list(range(size))
     return sorted({round(math.exp(math.log(size) * k / (most - 1))) - 1 for k in range(most)})

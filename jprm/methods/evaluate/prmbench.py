@@ -1,20 +1,20 @@
-"""PRMBench and Socratic-PRMBench: find the wrong steps of chains with one class of error written in.
+"""PRMBench and Socratic-PRMBench: find the wrong steps of chains with one injected class of error.
 
-PRMBench is of Song et al. 2025, arXiv 2501.03124; Socratic-PRMBench of Li et al. 2025, arXiv 2505.23474, in the same
-layout and counted alike, but with other classes and with steps that carry no number.
+PRMBench is by Song et al. 2025, arXiv 2501.03124; Socratic-PRMBench by Li et al. 2025, arXiv 2505.23474, with the same
+layout and metrics, but other classes and steps without numbers.
 
 As published (mr_eval/tasks/prmtest_classified/task.py and mr_visualize/.../form_latex_strs.ipynb of ssmisya/PRMBench):
-a step is called right if its score is strictly above the scorer's threshold. A scorer with an output `redundancy`
-(ReasonEval, threshold 0.15) calls a step of `redundency` and `circular` right if that is not above its own threshold.
-Steps are scored without their number ("Step 3.", "3.") and the white space around them. F1 has the right steps as
-positives, negative F1 the wrong ones. PRMScore is the mean of the two, from the counts of all steps of a class, or of
-all classes together. `multi_solutions` has no wrong step: its PRMScore is its F1. A group is the plain mean of its
-classes. A few (`idx`, `classification`) occur twice; the first record counts.
+a step is predicted right if its score is strictly above the scorer's threshold. If a scorer has an output `redundancy`
+(ReasonEval, threshold 0.15), a step of `redundency` and `circular` is predicted right if that output is not above its
+threshold. Steps are scored without their number ("Step 3.", "3.") and surrounding white space. F1 takes right steps as
+positives, negative F1 wrong ones. PRMScore is their mean, from the counts of all steps of a class, or of all classes
+together. `multi_solutions` has no wrong step, so its PRMScore is its F1. A group is the plain mean of its classes. A
+few (`idx`, `classification`) occur twice; the first record counts.
 
-Three differences: the published script writes -1 for 0 / 0, so that a scorer that calls wrong steps right and no right
-step has an F1 of -1, not 0; the one step of the release without text is left out; and every model is given the same
-steps, where the published wrappers of Math-Shepherd, Llemma and PURE keep the number, and Skywork's judges the change
-from step to step.
+Three differences from the published code: it writes -1 for 0 / 0, so a scorer that predicts every wrong step right and
+no right step right gets an F1 of -1 instead of 0; the one step without text is left out here; and all models get the
+same steps here, while the published wrappers of Math-Shepherd, Llemma and PURE keep the number, and Skywork's scores
+the change from step to step.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from jprm.tree import ReasoningTree
 
 @dataclasses.dataclass(frozen=True)
 class Taxonomy:
-    """A benchmark's classes of error by group, as its files name them.
+    """A benchmark's error classes by group, as named in its files.
 
-    `redundant` are judged by a scorer's output `redundancy`, where it has one. `right_only` have no wrong step.
+    If a scorer has the output `redundancy`, it decides the classes in `redundant`. Classes in `right_only` have no
+    wrong step.
     """
 
     title: str
@@ -85,7 +86,7 @@ SOCRATIC = Taxonomy(
 
 
 class Confusion(NamedTuple):
-    """Steps by truth and verdict; arrays of one shape."""
+    """Step counts by truth and prediction; arrays of one shape."""
 
     right_called_right: Any
     wrong_called_right: Any
@@ -94,7 +95,7 @@ class Confusion(NamedTuple):
 
 
 def f1s(counts: Confusion) -> tuple[Any, Any]:
-    """Returns F1 and negative F1; NaN without such a step or verdict."""
+    """Returns F1 and negative F1; NaN if there are no such steps or predictions."""
     tp, fp, tn, fn = counts
     return ratio(2 * tp, 2 * tp + fp + fn), ratio(2 * tn, 2 * tn + fp + fn)
 
@@ -106,7 +107,7 @@ def prm_score(counts: Confusion) -> Any:
 
 
 def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMBENCH) -> Float[np.ndarray, "*R K"]:
-    """Returns PRMScore overall, of each class and of each group; NaN where a class has no step."""
+    """Returns PRMScore overall, per class and per group; NaN if a class has no steps."""
     counts = Confusion(*np.moveaxis(count_RC4, -1, 0))
     overall_R = prm_score(Confusion(*(count_RC.sum(-1) for count_RC in counts)))
     class_RC = prm_score(counts)
@@ -118,7 +119,7 @@ def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMB
 
 
 def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, " N"]) -> tuple[float, float]:
-    """Returns the threshold with the highest PRMScore over all steps, and that PRMScore: in sample, an upper bound."""
+    """Returns the threshold with the highest PRMScore over all steps, and that (in-sample) PRMScore."""
     value_U, index_N = np.unique(score_N, return_inverse=True)
     right_U, wrong_U = (np.bincount(index_N.reshape(-1), x_N, len(value_U)) for x_N in (right_N, 1 - right_N))
     # called wrong: everything up to and with the threshold, which is nothing or one of the values
@@ -135,11 +136,13 @@ def prmbench_report(
 ) -> dict[str, Any]:
     """Returns the figures of scored, labelled chains with `classification` and `idx` in their `extra`.
 
-    `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
-    problems. Top and classes have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` of all steps,
-    `right_accuracy`, `wrong_accuracy`, `first_error_accuracy`. `repeated` counts the records left out. `upper_bound` is
-    the best threshold of these very chains, without `redundancy`. `baselines` are PRMScores of verdicts that look at
-    nothing: all right, all wrong, and a coin's expected counts. A group is None unless all of its classes are there.
+    - `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
+      problems. A group is None unless all of its classes are present.
+    - The report and each class have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` over all steps,
+      `right_accuracy`, `wrong_accuracy` and `first_error_accuracy`.
+    - `repeated` counts the duplicate records left out.
+    - `upper_bound` is the best in-sample threshold, without `redundancy`.
+    - `baselines` are PRMScores of content-free predictions: all right, all wrong, and a fair coin (expected counts).
     """
     chains, classes = _chains(trees, scale, taxonomy), taxonomy.classes
     score_N = np.concatenate([chain.score_P for chain in chains])
@@ -178,7 +181,7 @@ def prmbench_report(
 
 
 def _counted(chains: Sequence[_Chain], classes: int) -> tuple[Float[np.ndarray, "B C 4"], Float[np.ndarray, " B"]]:
-    """Returns each chain's `Confusion` by class, and whether its first error is called wrong (NaN without an error)."""
+    """Returns each chain's `Confusion` by class, and whether its first error is predicted wrong (NaN if no error)."""
     count_BC4 = np.zeros((len(chains), classes, 4))
     first_B = np.full(len(chains), np.nan)
     for i, (of_class, _, _, right_P, called_P) in enumerate(chains):

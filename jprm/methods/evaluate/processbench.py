@@ -1,12 +1,12 @@
-"""ProcessBench (Zheng et al. 2024, arXiv 2412.06559): find the first wrong step of a chain, or say that there is none.
+"""ProcessBench (Zheng et al. 2024, arXiv 2412.06559): find the first wrong step of a chain, if any.
 
-The prediction is the first step whose score is below the threshold, -1 if none is. `error_accuracy` is the fraction of
-chains with an error whose prediction is exactly the first error. `correct_accuracy` is the fraction of chains without
-one that get -1. F1 is the harmonic mean of the two (not an F1 of precision and recall).
+The prediction is the first step with a score below the threshold, or -1. `error_accuracy` is the fraction of chains
+with an error for which the prediction is exactly the first error. `correct_accuracy` is the fraction of error-free
+chains with prediction -1. F1 is the harmonic mean of the two (not of precision and recall).
 
-A chain is predicted right for the thresholds of one interval (low, high]. With first error e, low is the score of step
-e and high the smallest score before it (infinite for e = 0). Without an error, low is -inf and high the smallest score
-of the chain. So F1 at every threshold takes two sorts.
+A chain is predicted correctly for the thresholds of one interval (low, high]. If its first error is step e, low is the
+score of step e and high the smallest score before it (infinite for e = 0). If it has no error, low is -inf and high its
+smallest score. So F1 at every threshold needs only two sorts.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from jprm.statistics import Draws, draws, jsonable
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
-"""One array of step scores a chain."""
+"""One array of step scores per chain."""
 
 Scored = Mapping[str, Sequence[ReasoningTree]]
 """Scored chains by file, with `first_error` in their `extra`."""
 
 FOLDS = 5
-"""Folds of the cross-fitted threshold: each is judged by a threshold tuned on the others."""
+"""Folds of the cross-fitted threshold; each fold uses a threshold tuned on the others."""
 
 
 def right_interval(
     first_error_N: Int[np.ndarray, " N"], scores: Scores
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns the thresholds (low, high] for which each chain is predicted right; high <= low where there are none."""
+    """Returns the thresholds (low, high] for which each chain is predicted correctly; high <= low if there are none."""
     low_N, high_N = np.full(len(scores), -np.inf), np.full(len(scores), np.inf)
     for i, (error, score_P) in enumerate(zip(first_error_N, scores, strict=True)):
         if error >= 0:
@@ -49,16 +49,16 @@ def right_interval(
 
 
 def right_at(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> Bool[np.ndarray, " N"]:
-    """Returns whether each chain is predicted right at a threshold, which may be infinite."""
+    """Returns whether each chain is predicted correctly at a threshold, which may be infinite."""
     low_N, high_N = right_interval(first_error_N, scores)
     return ((low_N < threshold) | (np.asarray(first_error_N) < 0)) & (threshold <= high_N)
 
 
 def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Float[np.ndarray, " K"], F1]:
-    """Returns, in rising order, one threshold for every value that F1 takes, and F1 there.
+    """Returns, in rising order, one threshold for every distinct set of predictions, and F1 there.
 
-    Predictions do not change between two neighbouring ends of the chains' intervals, so the thresholds are the middle
-    of each gap, one below all ends and one above.
+    Predictions only change at the ends of the chains' intervals, so the thresholds are the midpoint of each gap, one
+    below all ends and one above.
     """
     first_error_N = np.asarray(first_error_N)
     low_N, high_N = right_interval(first_error_N, scores)
@@ -82,7 +82,7 @@ def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Floa
 def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> float:
     """Returns the lowest threshold with the highest F1, for tuning on a calibration split.
 
-    Raises NothingToMeasure where all chains have an error, or none has.
+    Raises NothingToMeasure unless some chains have an error and some have none.
     """
     threshold_K, curve = f1_curve(first_error_N, scores)
     if np.isnan(curve.f1).all():
@@ -93,10 +93,10 @@ def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> floa
 def cross_fit(
     first_error_N: Int[np.ndarray, " N"], scores: Scores, problems: Sequence[str], seed: int, folds: int = FOLDS
 ) -> tuple[Bool[np.ndarray, " N"], list[float]]:
-    """Returns whether each chain is predicted right at the best threshold of other folds, and the folds' thresholds.
+    """Returns whether each chain is predicted correctly at the threshold tuned on other folds, and these thresholds.
 
-    Problems are dealt to the folds, so that no threshold judges a chain whose problem it saw. Raises NothingToMeasure
-    where the other folds lack chains with an error or chains without.
+    Folds are split by problem, so no threshold is used on a chain with a problem it was tuned on. Raises
+    NothingToMeasure if the other folds lack chains with or without an error.
     """
     first_error_N = np.asarray(first_error_N)
     problem_N = np.unique(np.asarray(problems), return_inverse=True)[1].reshape(-1)
@@ -115,14 +115,16 @@ def cross_fit(
 def processbench_report(
     scored: Scored, calibration: str, seed: int, threshold: float = 0.5
 ) -> dict[str, dict[str, Any]]:
-    """Returns F1 at `threshold`, the scorer's own, tuned, cross-fitted and at best, with baselines, by file.
+    """Returns F1 by file at four thresholds (`threshold`, tuned, cross-fitted, best), with baselines.
 
-    `calibration` names the file whose best threshold is the tuned one of all files, also for the baselines; that file's
-    own `tuned` has `in_sample` true. Every `tuned` is None where all its chains have an error, or none has.
-    `cross_fit`, also of the baselines with a threshold, tunes on the file itself but judges each chain by a threshold
-    that has not seen its problem; None where the file is too small. `upper_bound` is the oracle of each file, in
-    sample. `less`, in `tuned` and `cross_fit`, is the paired difference from the baseline tuned alike that has the
-    highest F1. Intervals resample problems and keep thresholds fixed.
+    - `tuned` uses the best threshold on the file `calibration`, for the scores and for each baseline; in that file
+      itself, `in_sample` is true. It is None unless that file has chains with and without an error.
+    - `cross_fit` tunes on the file itself, but never on the problem of the predicted chain; None if the file is too
+      small. Baselines with a threshold have it too.
+    - `upper_bound` is the best in-sample threshold.
+    - `less`, in `tuned` and `cross_fit`, is the paired difference from the best baseline with the same tuning.
+
+    Intervals resample problems and keep thresholds fixed.
     """
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
@@ -145,9 +147,10 @@ def processbench_report(
 def average_f1(
     scored: Scored, calibration: str, seed: int, files: Sequence[str], threshold: float = 0.5
 ) -> dict[str, Any]:
-    """Returns the headline, mean F1 of `files`: `half` (at `threshold`), `tuned` on `calibration`, `cross_fit`.
+    """Returns the headline figure, mean F1 over `files`: `half` (at `threshold`), `tuned` on `calibration`,
+    `cross_fit`.
 
-    Each is `{"value", "low", "high"}`, with problems resampled within each file; None where a file has no such figure.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file; None if a file lacks that figure.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -155,7 +158,7 @@ def average_f1(
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
-    """Returns the mean over `files` of one kind of `f1_draws`; None where a file has none."""
+    """Returns the mean over `files` of one kind of `f1_draws`; None if a file lacks it."""
     of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(of_files) < len(files):
         return None
@@ -166,7 +169,7 @@ def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
     """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) by kind of threshold and file.
 
-    The resamples depend only on the files' problems and the seed: draws of two models can be subtracted.
+    The resamples depend only on the problems and the seed, so the draws of two models can be subtracted.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = or_none(best_threshold, chains[calibration]["first_error"], chains[calibration]["scores"])
@@ -189,13 +192,13 @@ def _drawn(file: Mapping[str, Any], right_N: Bool[np.ndarray, " N"], seed: int) 
 
 
 ENDS = {"always_correct": -np.inf, "always_first_step": np.inf}
-"""The thresholds of verdicts that look at nothing."""
+"""Thresholds of content-free predictions."""
 
 
 def _file_report(
     file: Mapping[str, Any], tuned: Mapping[str, float | None], about: Mapping[str, Any], threshold: float, seed: int
 ) -> dict[str, Any]:
-    """Returns the report of a file. `tuned`: its scorers' thresholds, all None where none could be fitted."""
+    """Returns the report of a file. `tuned`: the threshold of each scorer, all None if tuning was impossible."""
     first_error_N = file["first_error"]
 
     def figures(right_N: Bool[np.ndarray, " N"], **more: Any) -> dict[str, Any]:
@@ -273,8 +276,11 @@ PROCESSBENCH = (
     ("GPT-4o", "prompted critic", (79.2, 63.6, 51.4, 53.5), 61.9, ZHENG),
     ("o1-mini", "prompted critic", (93.2, 88.9, 87.2, 82.4), 87.9, ZHENG),
 )
-"""F1 of published models, in percent, to stand beside a model's own. Measured by their authors, each at its own
-threshold. Prompted models (critics) read the whole chain and write an analysis, at many times the cost."""
+"""F1 of published models, in per cent, for comparison.
+
+Measured by their authors, each at its own threshold. Prompted models (critics) read the whole chain and write an
+analysis, at many times the cost.
+"""
 
 THRESHOLDS = {"half": "untuned threshold", "tuned": "tuned threshold", "cross_fit": "cross-fitted threshold"}
 
@@ -282,7 +288,7 @@ NOT_TUNED = "not tuned: the calibration file lacks chains with an error, or chai
 
 
 def figures(request: Request) -> Report:
-    """Returns `files`, `average` over the files, and `calibrate`, the name of the file that thresholds are tuned on."""
+    """Returns `files`, `average` over the files, and `calibrate`, the name of the file for tuning thresholds."""
     (tuned_on,) = request.calibrate
     chains = {**request.data, **request.calibrate}
     report = processbench_report(chains, tuned_on, request.seed, request.scale.threshold)
@@ -294,7 +300,7 @@ def figures(request: Request) -> Report:
 
 
 def foreseen(records: Mapping[str, Sequence[Mapping[str, Any]]], calibrate: Collection[str]) -> Iterator[str]:
-    """Yields which files have no F1, as their chains all have an error or all have none."""
+    """Yields a sentence for each file without an F1, because all or none of its chains have an error."""
     for name, chains in records.items():
         n_error = sum(chain["first_error"] >= 0 for chain in chains)
         if alike := _alike(n_error, len(chains) - n_error):
@@ -369,9 +375,9 @@ def _own_rows(model: PageModel, splits: Sequence[str]) -> Iterator[list[Cell]]:
 
 
 def findings(results: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yields the average of several files, and each file's F1 against the best trivial baseline, tuned alike.
+    """Yields the average over several files, and each file's F1 against the best trivial baseline.
 
-    The threshold is tuned on another file, or cross-fitted where there is none, or untuned at last.
+    The threshold is tuned on another file, or else cross-fitted, or else untuned.
     """
     report, average = results["processbench"], results["processbench"]["average"]
     tuned_on = f"threshold tuned on {report['calibrate']}"

@@ -1,7 +1,7 @@
-"""Runs a benchmark's command: reads its files, scores each once, computes the report.
+"""Runs a benchmark's command: reads its files, scores each once, and computes the report.
 
-Scores are stored beside the report, in `OUT.scores/`, so that a stopped command continues and a second one scores
-nothing.
+Scores are stored beside the report, in `OUT.scores/`, so that an interrupted command resumes and a repeated one reuses
+them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ OPTIONS: dict[str, dict[str, str]] = {
     "agent_process_bench": {"missing": "unlabelled"},
     "prmbench": {"outside": "ignore", "empty": "drop", "prefix": "strip"},
 }
-"""How evaluations read files. PRM800K: only ratings that humans gave to a model's steps are judged. PRMBench: as in its
-own evaluation, error steps beyond a chain's end are no steps, nor is the one step without text, and steps are scored
-without the number before them."""
+"""Reader options for evaluations.
+
+PRM800K: only human ratings of model steps count. PRMBench, as in its own evaluation: error steps beyond a chain's end
+and the one step without text are ignored, and steps are scored without their number.
+"""
 
 
 class FileReader(NamedTuple):
-    """How a file is read: the reader's name, which is part of the request for scores, the reader and its options."""
+    """A reader, its options, and its name, which is part of the request for scores."""
 
     name: str
     reader: Reader
@@ -54,11 +56,10 @@ class FileReader(NamedTuple):
 
     @property
     def request(self) -> dict[str, Any]:
-        """What the records depend on, beside the file."""
+        """The settings that the records depend on, besides the file."""
         return {"reader": self.name, **self.options, "reading": digest(self.reader)}
 
     def records(self, path: PathLike) -> list[dict[str, Any]]:
-        """Returns a file's records."""
         return [record for _, record in self.reader.read(path, **self.options)]
 
 
@@ -83,17 +84,17 @@ def _listed(paths: Any) -> tuple[PathLike, ...]:
 # ------------------------------------------------------------- files that hold their scores, of some steps perhaps none
 
 UNREAD = "unread"
-"""Key of a report: places, `FILE:LINE`, of records that are left out because a step has no score."""
+"""Report key: the places (`FILE:LINE`) of records left out because a step has no score."""
 
 
 def stored_trees(
     trees: Iterable[tuple[str, ReasoningTree]], on_error: str, unread: list[str]
 ) -> Iterator[ReasoningTree]:
-    """Yields the trees, given by place, whose steps all have scores; `unread` takes the places of the others.
+    """Yields the trees with a score for every step; appends the places of others to `unread`.
 
-    A tree is left out if a critique of it could not be read, or with `skip` for any reason.
+    A tree may be left out if one of its critiques was unreadable, or if `on_error` is `skip`.
 
-    Raises ScoreError, naming the place, for another tree with a step without a score.
+    Raises ScoreError, with the place, for any other tree with an unscored step.
     """
     for place, tree in trees:
         if is_scored(tree):
@@ -107,7 +108,7 @@ def stored_trees(
 
 
 def unread_words(report: Mapping[str, Any]) -> list[str]:
-    """Returns a line that counts the records left out, with the places of the first few."""
+    """Returns a line with the number of records left out, and the first few places."""
     places = report.get(UNREAD, ())
     named = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
     return [f"{len(places)} left out, with a step without a score (an unreadable critique): {named}"] if places else []
@@ -119,14 +120,14 @@ SHOWN = 5
 # ------------------------------------------------------------------ problems that the evaluated run was trained on
 
 TRAINED_ON = "trained_on"
-"""Key of a report: `{"problems", "seen"}` for each file with problems of the run's own data.train."""
+"""Report key: `{"problems", "seen"}` for each file that shares problems with the run's own data.train."""
 
 
 def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, dict[str, int]]:
-    """Counts each file's problems, and those also in the training data of the run `model`; only files with such.
+    """Counts each file's problems, and those also in the training data of the run `model`; omits files without any.
 
-    Compares normalised text. Training data that are no longer there, in a bucket, or stored as tokens are known only
-    if the evaluated file is one of them.
+    Compares normalised text. If training data is gone, in a bucket, or stored as tokens, it only counts if the
+    evaluated file is one of its files.
     """
     if model is None or is_remote(model) or not (path_of(model) / RUN).is_file():
         return {}
@@ -148,7 +149,7 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
 
 
 def problems_at(path: PathLike) -> Iterator[str]:
-    """Yields the problems of a file's items; none of an item that is not read as JSON."""
+    """Yields the problems in a file; skips items that are not JSON."""
     for _, line in read_items(path):
         with contextlib.suppress(ValueError):
             yield from problems_of(json.loads(line))
@@ -164,7 +165,7 @@ def trained_on_words(report: Mapping[str, Any]) -> list[str]:
 
 
 def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
-    """Returns the model that the options name, and its scores of their files `data` and `calibrate`."""
+    """Loads the model named by the options, and scores the files `data` and `calibrate`."""
     calibrate = getattr(options, "calibrate", ())
     calibrate = calibrate if isinstance(calibrate, tuple) else (calibrate,)
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
@@ -178,12 +179,12 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 
 
 def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list[dict[str, Any]]]:
-    """Returns the records of all files: before the first is scored, so that a bad file is not found hours later."""
+    """Reads all files before the first is scored, so that a bad file is found at once instead of hours later."""
     return {name: source.records(path) for name, (path, source) in files.items()}
 
 
 def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Raises ScoreError for a neutral rating in the records, by file, if nothing says what it counts as."""
+    """Raises ScoreError if the records have a neutral rating and `neutral` is None."""
     if neutral is None:
         for name, items in records.items():
             for i, tree in enumerate(map(tree_of, items), start=1):
@@ -194,24 +195,24 @@ def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[st
 
 
 def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]]) -> dict[str, Sequence[ReasoningTree]]:
-    """Returns the scored trees as a benchmark's figures take them: of only steps where it reads no context."""
+    """Drops the context messages unless the benchmark's figures read them."""
     return {name: trees if benchmark.context else list(map(steps_only, trees)) for name, trees in scores.items()}
 
 
 def source_of(benchmark: Benchmark, path: PathLike) -> FileReader:
-    """Returns how a benchmark reads a file."""
+    """Returns the reader of a file for a benchmark."""
     if isinstance(benchmark.reader, Reader):
         return FileReader(benchmark.name, benchmark.reader, benchmark.reading)
     return source(benchmark.reader or format_of(path))
 
 
 def source(reader: str) -> FileReader:
-    """Returns how evaluations read files of a reader in `jprm.methods.data.readers`."""
+    """Returns a reader of `jprm.methods.data.readers` with its options for evaluations."""
     return FileReader(reader, find(reader), OPTIONS.get(reader, {}))
 
 
 def open_scorer(path: PathLike) -> PRM | scored.Scorer:
-    """Returns the model in a folder, or the judge of a JSON file."""
+    """Loads the model in a folder, or the judge in a JSON file."""
     if os.fspath(path).endswith(".json"):
         return find_part("jprm.methods.judge.load:load_judge", {}, "judge")(path)
     return load(path)
@@ -224,9 +225,9 @@ def scored_files(
     too_long: TooLong = "error",
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, list[ReasoningTree]], dict[str, int]]:
-    """Returns the scored trees of each file (`scored_trees`), and how many records it leaves out.
+    """Returns the scored trees of each file (`scored_trees`), and the number of records left out.
 
-    A model leaves out records as too long, a judge those with a step of which no critique could be read.
+    A model leaves out over-long records; a judge leaves out records with an unreadable critique.
     """
     scores, left_out = {}, {}
     for name, (path, source) in files.items():
@@ -244,10 +245,10 @@ def scored_trees(
     too_long: TooLong = "error",
     also: Sequence[PRM] = (),
 ) -> list[ReasoningTree]:
-    """Returns the scored trees of a file's records, read from `FOLDER/NAME.jsonl` or scored into it.
+    """Returns the scored trees of a file, read from `FOLDER/NAME.jsonl` or scored into it.
 
-    Chains are written as the authors' script of the file's benchmark has them. With `too_long="skip"` records with a
-    chain beyond the context of the model, or of one of `also`, are left out.
+    Chains are laid out as in the authors' script for the benchmark. With `too_long="skip"`, records with a chain beyond
+    the context of the model, or of any model in `also`, are left out.
     """
     output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)
@@ -264,17 +265,17 @@ def scored_trees(
 
 
 def is_scored(tree: ReasoningTree) -> bool:
-    """Returns whether every step has a score."""
+    """Whether every step has a score."""
     return all(node.score is not None for node in tree.nodes if node.is_step)
 
 
 def as_in(reader: str, prm: PRM) -> PRM:
-    """The model with the layout of the authors' script for the benchmark of this reader."""
+    """Returns the model with the layout of the authors' script for this reader's benchmark."""
     return dataclasses.replace(prm, layout=getattr(prm.layout, "benchmarks", {}).get(reader, prm.layout))
 
 
 def scorer(prm: PRM, folder: PathLike) -> Scorer:
-    """Scores further records into `FOLDER/NAME-DIGEST.jsonl`, a file for each set of records."""
+    """Returns a function that scores further records into `FOLDER/NAME-DIGEST.jsonl`, one file per set of records."""
     scored_by = identity(prm)
 
     def score(records, name):
@@ -287,9 +288,9 @@ def scorer(prm: PRM, folder: PathLike) -> Scorer:
 
 
 def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
-    """Returns the files by the names that the report and the scores beside it use.
+    """Returns the files by the names used in the report and its scores.
 
-    Raises FileNotFoundError for a missing file, before any is scored, and ValueError for two files of one name.
+    Raises FileNotFoundError if a file is missing (before any is scored), and ValueError if two files share a name.
     """
     files: dict[str, PathLike] = {}
     for path in paths:
@@ -302,7 +303,7 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
 
 
 def format_of(path: PathLike) -> str:
-    """Returns the reader of a file by the keys of its first record: a released benchmark, else jprm's own records."""
+    """Detects the reader of a file by the keys of its first record; by default jprm's own records."""
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")
         keys = item.keys() if isinstance(item, dict) else ()

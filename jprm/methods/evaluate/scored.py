@@ -1,4 +1,4 @@
-"""Scores of trees as arrays: a missing score is an error that names its step, never a step left out. Their F1."""
+"""Scores of trees as arrays, and ProcessBench's F1. A missing score is always an error, never skipped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jprm.tree import ReasoningTree
 
 
 class ScoreError(ValueError):
-    """A scored record without the scores, labels or outcomes that an evaluation needs."""
+    """A scored record lacks scores, labels or outcomes that an evaluation needs."""
 
 
 class NothingToMeasure(ScoreError):
-    """Records that are whole, but too few or too alike for a figure: a suite leaves the figure out and says why."""
+    """Valid records, but too few or too uniform for a figure. A suite leaves the figure out with the reason."""
 
 
 P = ParamSpec("P")
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
-    """Returns what a fit returns; None where it has nothing to measure."""
+    """Calls `fit`; returns None if it raises NothingToMeasure."""
     try:
         return fit(*args, **options)
     except NothingToMeasure:
@@ -33,7 +33,7 @@ def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None
 
 
 def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
-    """Returns a figure less that of its best `baseline`, paired, as JSON."""
+    """Returns a figure minus that of the best `baseline`, paired, as JSON."""
     best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))
     return difference(drawn, baselines[best]).json() | {"baseline": best}
 
@@ -41,9 +41,9 @@ def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
 def scores_of(
     trees: Sequence[ReasoningTree], names: Sequence[str] | None = None, *, probability: bool = False
 ) -> list[Float[np.ndarray, " N"]]:
-    """Returns the scores of each tree's nodes. `names` name the trees in messages.
+    """Returns the scores of each tree's nodes. `names` are used in error messages.
 
-    Raises ScoreError where a node has no finite score, or with `probability` none in [0, 1].
+    Raises ScoreError if a score is missing or not finite, or, with `probability`, outside [0, 1].
     """
     flat = [node.score for tree in trees for node in tree.nodes]
     score_M = np.array([np.nan if score is None else score for score in flat], float)
@@ -66,7 +66,7 @@ def scores_of(
 
 
 class F1(NamedTuple):
-    """`f1` and its two parts, as fractions; arrays where thresholds or weights are. NaN where a part has no chains."""
+    """`f1` and its two parts, as fractions or arrays. A part is NaN if it has no chains."""
 
     f1: Any
     error_accuracy: Any
@@ -74,20 +74,20 @@ class F1(NamedTuple):
 
 
 def harmonic_mean(a: Any, b: Any) -> Any:
-    """Returns 2ab / (a + b), or 0 where both are 0."""
+    """Returns 2ab / (a + b), or 0 if both are 0."""
     a, b = np.asarray(a, float), np.asarray(b, float)
     return 2 * a * b / np.where(a + b == 0, 1.0, a + b)
 
 
 def f1_of(error_accuracy: Any, correct_accuracy: Any) -> F1:
-    """Returns ProcessBench's F1, of its two parts."""
+    """Returns ProcessBench's F1 from its two parts."""
     return F1(harmonic_mean(error_accuracy, correct_accuracy), error_accuracy, correct_accuracy)
 
 
 def weighted_f1(
     right_N: Bool[np.ndarray, " N"], first_error_N: Int[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> F1:
-    """Returns the F1 of predictions under each row of chain weights, as a bootstrap draws them."""
+    """Returns F1 under each row of bootstrap weights for the chains."""
     error_N = np.asarray(first_error_N) >= 0
     error = weighted_mean(right_N, weight_RN * error_N)
     correct = weighted_mean(right_N, weight_RN * ~error_N)

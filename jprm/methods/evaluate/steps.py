@@ -1,7 +1,7 @@
-"""Agreement of step scores with step labels: ranking, first errors and alternatives, beside trivial baselines.
+"""Agreement of step scores with step labels: ranking, first errors and alternatives, with trivial baselines.
 
-A label becomes a class: a rating is its sign, with an explicit policy for neutral; a correctness or value is positive
-from 0.5 on.
+A label becomes a class: a rating by its sign, with an explicit choice for neutral; a correctness or value is positive
+if it is at least 0.5.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jprm.statistics import Draws, auroc, average_precision, bootstrap, draws, j
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
-"""One array of scores a tree."""
+"""One array of scores per tree."""
 
 NEUTRAL = ("positive", "negative", "drop")
 UNLABELLED = -1
@@ -40,9 +40,9 @@ class Labelled(NamedTuple):
 
 
 def label_class(label: float | None, semantics: str, neutral: str | None, where: str = "label") -> int:
-    """Returns the class of a label: 1, 0, or `UNLABELLED` for None and, under `drop`, for neutral.
+    """Returns the class of a label: 1, 0, or `UNLABELLED` (for None, and for neutral under `drop`).
 
-    Raises ScoreError for a neutral rating if `neutral` is None, and for a label that says neither right nor wrong.
+    Raises ScoreError if a rating is neutral and `neutral` is None, or the label has no class.
     """
     if neutral not in (*NEUTRAL, None):
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")
@@ -60,10 +60,10 @@ def label_class(label: float | None, semantics: str, neutral: str | None, where:
 def judged_chains(
     parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
-    """Returns the distinct chains of a tree that its labels judge: (the node each ends at, whether that is an error).
+    """Returns the distinct labelled chains of a tree: (the last node of each, whether it is an error).
 
     Every root-to-leaf path ends at its first wrong step, or at its leaf. It counts if every step up to there is
-    labelled. Paths that part only after the first error are one chain.
+    labelled. Paths that only branch after the first error are one chain.
     """
     leaf_N = np.ones(len(parent_N), bool)
     leaf_N[parent_N[parent_N >= 0]] = False
@@ -83,7 +83,7 @@ def judged_right(
     wrong_M: Bool[np.ndarray, " M"],
     threshold: float,
 ) -> Bool[np.ndarray, " M"]:
-    """Returns whether the first step of each judged chain below the threshold is its first error, or neither exists."""
+    """Whether the first error of each chain is predicted correctly: the first step below the threshold, if any."""
     before_N = np.full(len(parent_N), np.inf)  # the lowest score before each step
     for i, parent in enumerate(parent_N):
         if parent >= 0:
@@ -103,13 +103,17 @@ def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
 def steps_report(
     scored: Sequence[ReasoningTree], neutral: str | None, seed: int, threshold: float = 0.5
 ) -> dict[str, Any]:
-    """Returns the figures of scored trees, and those of trivial scorers under `baselines`.
+    """Returns the figures of scored trees, and the same for trivial scorers under `baselines`.
 
-    Each figure is `{"value", "low", "high"}` with a 95 % interval over problems: `auroc`;
-    `average_precision_of_errors` and `_of_correct`, whose positives are wrong and right steps; `accuracy` at
-    `threshold`; `alternatives`, the fraction of pairs of a right and a wrong sibling that the scores rank rightly, ties
-    a half; and `first_error` over `judged_chains` at `threshold`, with `f1` as in ProcessBench. `ahead` has the paired
-    differences from the best baseline. Baselines of several numbers are fitted to the labels of other problems.
+    Each figure is `{"value", "low", "high"}` with a 95 % interval over problems:
+
+    - `auroc`, and `average_precision_of_errors` and `_of_correct`, with wrong or right steps as positives.
+    - `accuracy` at `threshold`.
+    - `alternatives`: the fraction of right/wrong sibling pairs that the scores rank correctly; ties count half.
+    - `first_error`: over `judged_chains` at `threshold`, with `f1` as in ProcessBench.
+    - `ahead`: paired differences from the best baseline.
+
+    Baselines with several features are fitted to the labels of other problems.
     """
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
@@ -141,7 +145,7 @@ def steps_report(
 
 
 def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scores], seed: int) -> dict[str, Any]:
-    """Returns AUROC and alternatives less those of the best `baseline` of each, paired."""
+    """Returns AUROC and alternatives minus those of the best `baseline` for each, paired."""
     _, right_N, problem_N = _labelled_steps(trees, scores)
 
     def area(scores: Scores) -> Draws:
@@ -177,7 +181,7 @@ def _labelled_steps(trees: Sequence[Labelled], scores: Scores):
 
 
 def _won(trees: Sequence[Labelled], scores: Scores) -> tuple[Float[np.ndarray, " Q"], list[str]]:
-    """Returns whether the right step of each pair of alternatives scores above the wrong one, and its problem."""
+    """Returns whether the right step of each pair of alternatives has the higher score, and its problem."""
     won, problem_Q = [], []
     for tree, score in zip(trees, scores, strict=True):
         right_Q, wrong_Q = alternatives(tree.parent_N, tree.class_N).T
@@ -226,9 +230,9 @@ def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) 
 
 
 def labelled(trees: Sequence[ReasoningTree], neutral: str | None, first: int = 0) -> list[Labelled]:
-    """Returns scored trees as arrays. `first` numbers them in messages.
+    """Returns scored trees as arrays. `first` is the number of the first record in error messages.
 
-    Raises ScoreError where a score is missing or a label has no class.
+    Raises ScoreError if a score is missing or a label has no class.
     """
     arrays, names = [], [f"record {first + i}" for i in range(1, len(trees) + 1)]
     for tree, name, score_N in zip(trees, names, scores_of(trees, names), strict=True):
@@ -269,7 +273,7 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
 
 
 def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
-    """The differences from the best baselines, then the figures of each report, and of the baselines of the first."""
+    """Yields the differences from the best baselines, then the figures of each report and of the first's baselines."""
     if "ahead" in first:  # reports of 0.1 have none
         rows = [
             [words(key), words(first["ahead"][key]["baseline"]), *(report["ahead"][key] for report in reports.values())]

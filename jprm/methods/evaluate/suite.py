@@ -1,4 +1,4 @@
-"""A suite: every benchmark that one file names, scored once and written as one `results.json`.
+"""Suites: all benchmarks named in one file, scored once and written as one `results.json`.
 
     {"neutral": "positive",
      "processbench": {"data": ["gsm8k.json", "math.json", "olympiadbench.json"], "calibrate": "gsm8k.json"},
@@ -7,15 +7,16 @@
      "best_of_n":    {"data": ["pool.jsonl"]},
      "calibration":  {"data": ["math.json"], "calibrate": ["gsm8k.json"]}}
 
-A section may be a benchmark of your own, with the key `"module:NAME"` or `"FILE.py:NAME"` and results under its name.
+A section may be your own benchmark, with the key `"module:NAME"` or `"FILE.py:NAME"`; its results are stored under its
+name.
 
-Sections may be left out. Paths are relative to the suite's file. A missing file of `data` is left out and listed under
-`absent`, so that one suite serves machines that have some of the splits. A section without any file is an error, and so
-is a missing file of `calibrate`. `"too_long": "skip"` leaves out and counts records with a chain beyond the model's
-context.
+Every section is optional. Paths are relative to the suite's file. A missing file of `data` is skipped and listed under
+`absent`, so that one suite works on machines with only some of the splits. It is an error if a section has no file at
+all, or a file of `calibrate` is missing. `"too_long": "skip"` leaves out and counts records with a chain beyond the
+model's context.
 
-The output folder has `results.json` and `scores/NAME.jsonl` for each file. A stopped run continues from the scores, and
-`jprm report` shows them chain by chain.
+The output folder has `results.json`, and `scores/NAME.jsonl` for each file. An interrupted run resumes from the scores,
+and `jprm report` shows them chain by chain.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ PathLike = str | os.PathLike
 RESERVED = frozenset(
     "jprm neutral seed sections data meaning absent too_long unread trained_on model others not_computed".split()
 )
-"""Keys of `results.json` that are no benchmark."""
+"""Keys of `results.json` that are not benchmarks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """A suite's file, with paths that can be opened."""
+    """The content of a suite's file, with resolved paths."""
 
     neutral: str | None
     data: Mapping[str, tuple[Place, ...]]  # section -> the files that are there
@@ -80,15 +81,17 @@ class Suite:
 
 
 def read_suite(path: PathLike) -> Suite:
-    """Reads a suite's file. Raises ValueError that names file and field, FileNotFoundError for a missing file."""
+    """Reads a suite's file. Raises ValueError (with file and field) if it is invalid, FileNotFoundError if a file is
+    missing.
+    """
     path = path_of(path)
     return suite_of(parse(path.read_bytes(), os.fspath(path)), path)
 
 
 def standard_suite(folder: PathLike) -> Suite:
-    """Returns the suite of the published benchmarks in a folder; all that is not there is `absent`.
+    """Returns the suite of all published benchmarks found in a folder; missing files are `absent`.
 
-    Raises FileNotFoundError where none of the files is there.
+    Raises FileNotFoundError if none of the files exists.
     """
     folder = path_of(folder)
     sections: dict[str, Any] = {}
@@ -104,7 +107,7 @@ def standard_suite(folder: PathLike) -> Suite:
 
 
 def suite_of(suite: Any, path: Place) -> Suite:
-    """Returns the suite that the content of a file describes, whose paths are relative to it."""
+    """Builds a suite from the content of a file; paths are relative to `path`."""
     where = os.fspath(path)
     suite, others = _named(suite, path)
     benchmarks = registered() | {name: benchmark for name, (_, benchmark) in others.items()}
@@ -150,9 +153,9 @@ def suite_of(suite: Any, path: Place) -> Suite:
 
 
 def _named(suite: Any, path: Place) -> tuple[Any, dict[str, tuple[str, Benchmark]]]:
-    """Returns the suite with the user's own sections under their benchmarks' names, and these: name -> (place, record).
+    """Replaces keys of the user's own benchmarks by their names; also returns {name: (place, benchmark)}.
 
-    A Python file is relative to the suite's.
+    A Python file is relative to the suite's file.
     """
     if not isinstance(suite, dict):
         return suite, {}
@@ -174,7 +177,7 @@ def _named(suite: Any, path: Place) -> tuple[Any, dict[str, tuple[str, Benchmark
 
 
 def _section(section: Any, benchmark: Benchmark, path: Place) -> dict[str, tuple[Place, ...]]:
-    """Returns the paths of a section's files by key; the files of `calibrate` exist."""
+    """Returns a section's paths by key. Files of `calibrate` must exist."""
     where, name, keys = os.fspath(path), benchmark.name, {"data", "calibrate"} & set(benchmark.needs)
     if not isinstance(section, dict) or set(section) != keys:
         raise ValueError(f"{where}: {name}: give an object with {' and '.join(sorted(keys))}, nothing else")
@@ -192,10 +195,10 @@ def _section(section: Any, benchmark: Benchmark, path: Place) -> dict[str, tuple
 
 
 def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str], None] = lambda line: None) -> Report:
-    """Scores what is not scored yet, computes everything, writes and returns `results.json`.
+    """Scores all files (reusing existing scores), computes every section, and writes and returns `results.json`.
 
-    `tell` receives a line at the start of each piece of work. Raises what the sections raise for records that cannot
-    be judged; what finds nothing to measure is left out with a reason, under `not_computed`.
+    `tell` receives a line at the start of each piece of work. Raises if a section raises for invalid records; sections
+    without enough data are listed under `not_computed` with the reason.
     """
     out = path_of(out)
     prm, files = open_scorer(model), _files(suite)
@@ -238,9 +241,9 @@ def results_of(
     scale: Scale = PROBABILITY,
     too_long: Mapping[str, int] | None = None,
 ) -> Report:
-    """Computes everything that a suite asks for, from scored records by the name of their file.
+    """Computes all sections of a suite from scored records by file name.
 
-    A section whose records are too few or too alike for its figures is left out: `not_computed` says why, by section.
+    If the records are too few or too uniform for a section, it is left out and `not_computed` has the reason.
     """
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}
@@ -276,7 +279,7 @@ def results_of(
 
 
 def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Table | str]:
-    """Returns the terminal's tables of every section, and the files that are absent."""
+    """Yields the terminal tables of every section, and lines on missing files and warnings."""
     for name, benchmark in benchmarks.items():
         for report in benchmark.reports(results[name]) if name in results else ():
             yield from benchmark.tables(report)
@@ -293,7 +296,7 @@ def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Ta
 
 
 def read_results(folder: PathLike) -> dict[str, Any]:
-    """Returns the `results.json` that `run_suite` wrote. Raises FileNotFoundError or ValueError with the remedy."""
+    """Reads a `results.json` written by `run_suite`. Raises FileNotFoundError or ValueError with a remedy."""
     path = path_of(folder) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there: {folder} is no finished folder of `jprm eval suite`")
@@ -308,9 +311,9 @@ def read_results(folder: PathLike) -> dict[str, Any]:
 
 
 def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = False) -> dict[str, list[ReasoningTree]]:
-    """Returns the scored trees behind the results, by the name of their file, or also those that a judge left unscored.
+    """Returns the scored trees behind the results, by file name; `unread` includes records that a judge left unscored.
 
-    Raises ValueError or FileNotFoundError where a file is cut off or absent.
+    Raises ValueError or FileNotFoundError if a file is cut off or missing.
     """
     scores = {}
     for name, data in results["data"].items():
@@ -329,7 +332,7 @@ def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = Fal
 
 
 def _files(suite: Suite) -> dict[str, tuple[Place, FileReader]]:
-    """Returns each file once, by its name, with the reader of the first section that has it."""
+    """Returns each file once, by name, with the reader of the first section that uses it."""
     files: dict[str, tuple[Place, FileReader]] = {}
     for section, paths in [*suite.data.items(), *suite.calibrate.items()]:
         for path in paths:

@@ -1,7 +1,7 @@
-"""Majority and weighted votes over sampled answers: their expected accuracy at every number of samples.
+"""Majority and weighted votes over sampled answers: expected accuracy at every number of samples.
 
-A vote of n samples goes to the answer with the largest sum of weights (ones, for a majority). Its result is the mean
-correctness of the answers that tie. Unlike best-of-n this has no closed form: small pools are enumerated, larger ones
+A vote of n samples elects the answer with the largest sum of weights (all 1 for a majority). Its result is the mean
+correctness of the tied answers. Unlike best-of-n, this has no closed form: small pools are enumerated, larger ones
 sampled.
 """
 
@@ -19,17 +19,17 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jprm.methods.answers import canonical_answer, equivalent, number_of
 
 ENUMERATE = 10
-"""Pools of up to this many samples are enumerated: 2^10 subsets a problem."""
+"""The largest pool that is enumerated: 2^10 subsets per problem."""
 
 BATCH_BYTES = 32 * 2**20
 
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
-    """Returns the id of each answer's equivalence class, in order of appearance; -1 where there is no answer.
+    """Returns the id of each answer's equivalence class, in order of appearance; -1 if there is no answer.
 
-    Equivalence (`equivalent`, in either order) is not transitive: 18% is 0.18, and 18. So the answers are taken by
-    size, then those that are no number, then percentages, and each joins the first class whose first answer is
-    equivalent to it. The classes do not depend on the order of the samples.
+    Equivalence (`equivalent`, in either order) is not transitive: 18% is equivalent to 0.18 and to 18. So numbers come
+    first by size, then other answers, then percentages, and each joins the first class with an equivalent first answer.
+    The classes do not depend on the order of samples.
     """
     forms = [_form(answer) for answer in answers]
     first_of: dict[str | float, str | float] = {}
@@ -43,7 +43,7 @@ def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
 
 
 def _form(answer: Any) -> str | float | None:
-    """Returns the canonical answer, but the text of a number with a unit: 5 cents are not 5 dollars."""
+    """Returns the canonical answer, but keeps the text of a number with a unit: 5 cents are not 5 dollars."""
     canonical = canonical_answer(answer)
     with_unit = isinstance(answer, str) and isinstance(canonical, int | float) and (n := number_of(answer)) and n.unit
     return answer.strip() if with_unit else canonical
@@ -60,7 +60,7 @@ def _same(left: str | float, right: str | float) -> bool:
 
 
 class Votes(NamedTuple):
-    """Expected accuracy of problem p's vote of n samples under weighting k, for n = 1 .. n_max."""
+    """Expected accuracy of problem p's vote over n samples with weighting k, for n = 1 .. n_max."""
 
     value_PnK: Float[np.ndarray, "P n K"]
     standard_error_nK: Float[np.ndarray, "n K"]  # of the mean over problems, from sampling votes; 0 where exact
@@ -76,12 +76,13 @@ def vote_accuracy(
     trials: int,
     seed: int,
 ) -> Votes:
-    """Returns votes of n of the first `size_P[p]` samples of each problem, n up to `n_max` <= min(size_P).
+    """Returns the accuracy of votes over n of the first `size_P[p]` samples, for n up to `n_max`.
 
-    A sample of class -1 has no answer: it takes one of the n places and votes for nothing. A vote without any answer is
-    incorrect. Weights are at least 0. A class is as correct as its samples are on average. Exact where all pools have
-    at most `ENUMERATE` samples; else the mean over `trials` random orders of each pool. Every n takes the first n of an
-    order, with all weightings (so n = size is exact, and differences between weightings are less noisy than each).
+    `n_max` must be at most min(size_P), and weights at least 0. A sample of class -1 has no answer: it takes one of the
+    n places but does not vote. A vote without any answer is incorrect. The correctness of a class is the mean over its
+    samples. Exact if all pools have at most `ENUMERATE` samples; otherwise the mean over `trials` random orders of each
+    pool. Every n uses the first n of an order, with all weightings, so n = size is exact and differences between
+    weightings have less noise.
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)
@@ -109,16 +110,16 @@ def vote_accuracy(
 
 
 def _scaled(weight_PNK, in_pool_PN):
-    """Returns weights times a power of two, which keeps ties, for every pool and weighting: the largest in [1/2, 1).
+    """Scales the weights of each pool and weighting by a power of two, so that the largest is in [1/2, 1).
 
-    Only ratios of weights matter, and products of many steps' scores are below float32's range.
+    This keeps ties. Only ratios of weights matter, and products of many step scores would underflow float32.
     """
     top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
     return np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])
 
 
 def _class_correct(class_PN, correct_PN):
-    """Returns the mean correctness of the samples of each class, (P, C); 0 for a class that a problem lacks."""
+    """Returns the mean correctness of each answer class, (P, C); 0 if a problem lacks the class."""
     problem_PN = np.arange(len(class_PN))[:, None] + np.zeros_like(class_PN)
     count_PC = np.zeros((len(class_PN), max(1, class_PN.max(initial=0) + 1)))
     right_PC = np.zeros_like(count_PC)
@@ -129,7 +130,7 @@ def _class_correct(class_PN, correct_PN):
 
 
 def _enumerated(class_BN, correct_BC, weight_BNK, n_max):
-    """Returns the exact expectations for problems of N samples each, (B, n_max, K), over all subsets of the samples."""
+    """Returns exact expectations, (B, n_max, K), over all subsets of N samples."""
     size = class_BN.shape[1]
     member_BNC = class_BN[:, :, None] == np.arange(correct_BC.shape[1])
     chosen_MN = (np.arange(1, 2**size)[:, None] >> np.arange(size)) & 1
@@ -156,7 +157,7 @@ def _sampled(
     n_max: int,
     trials: int,
 ) -> tuple[Float[Array, "P n K"], Float[Array, "P n K"]]:
-    """Returns mean and variance over random orders. A sample changes one class: leaders need no pass over classes."""
+    """Returns mean and variance over random orders. Leaders are updated per sample, without a pass over classes."""
     trial_T = jnp.arange(trials)
 
     def problem(inputs):
