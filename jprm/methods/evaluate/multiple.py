@@ -25,7 +25,7 @@ def standard_error(difference: Draws) -> float:
 
 
 def p_value(difference: Draws) -> float:
-    """Returns the two-sided p value by Student's t with (groups - 1) degrees of freedom. NaN for fewer than two groups."""
+    """Returns the two-sided p value by Student's t. NaN if there are fewer than two groups."""
     error = standard_error(difference)
     if difference.groups < 2 or not np.isfinite(error):
         return math.nan
@@ -49,7 +49,7 @@ def discoveries(p_N: Sequence[float], rate: float = RATE) -> Bool[np.ndarray, " 
 
 
 def smallest_shown(difference: Draws, level: float = LEVEL, power: float = POWER) -> float:
-    """Returns the smallest true difference that an interval at `level` would separate from 0 with probability `power`."""
+    """Returns the smallest true difference that an interval at `level` detects with probability `power`."""
     quantiles: Float[np.ndarray, " 2"] = scipy.special.stdtrit(
         max(difference.groups - 1, 1), np.array([(1 + level) / 2, power])
     )
