@@ -1,1 +1,1 @@
-"""One page that shows what a suite found: verdict, figures, and every chain with its scores."""
+"""`jprm report`: one page with the verdict, the figures, and every chain with its scores."""

@@ -1,4 +1,4 @@
-"""What the page shows, as plain data: results and scores of one or several models, and every chain once."""
+"""Collects the data of a page: results and scores of one or several models, and every chain once."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from jprm.statistics import Draws, difference
 from jprm.tree import ReasoningTree, chains_of, steps_only
 
 AROUND = "around"
-"""The extra of a trajectory's steps: `before`, [role, text] of each message since the last turn; `thoughts`;
-`calls`, [name, arguments] each."""
+"""Key in `extra` of a trajectory's steps.
+
+Holds `before`, the [role, text] of each message since the last turn; `thoughts`; and `calls`, as [name, arguments].
+"""
 
 BYTES = 2_000_000
-"""Of the chains on a page, as JSON: with its figures and scripts it stays below 3 MB."""
+"""The most bytes of chains on a page, as JSON. With figures and scripts the page stays below 3 MB."""
 
 BINS, COLUMNS = 10, 12
-"""Size of the heat maps: bins of the score, and steps; the last column holds all later ones."""
+"""Size of the heat maps: score bins, and steps; the last column holds all later steps."""
 
 
 class Page(NamedTuple):
-    """What the page shows. `comparisons` has `a`, `b` and `rows` of each pair of models."""
+    """The data of a page. `comparisons` has `a`, `b` and `rows` for each pair of models."""
 
     models: list[PageModel]
     comparisons: list[dict[str, Any]]
@@ -45,9 +47,9 @@ class Page(NamedTuple):
 
 
 def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, Any]], list[Scores]]:
-    """Returns the results and the scores in folders of `jprm eval suite`, of the records that all models scored.
+    """Returns the results and scores in folders of `jprm eval suite`, for records that all models scored.
 
-    The results' `model.folder` is a `Found`. Raises ValueError where two are not of one suite.
+    `model.folder` in the results becomes a `Found`. Raises ValueError if the folders are not of the same suite.
     """
     results = [read_results(folder) for folder in folders]
     for result, folder in zip(results, folders, strict=True):
@@ -63,7 +65,9 @@ def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, An
 
 
 def only_turns(tree: ReasoningTree) -> ReasoningTree:
-    """Returns a tree of messages as its steps, with what is around each in its extra `AROUND`; others as they are."""
+    """Reduces a tree of messages to its steps, with the context of each under `AROUND`; returns other trees
+    unchanged.
+    """
     if not tree.of_messages:
         return tree
     only = steps_only(tree)
@@ -79,7 +83,7 @@ def only_turns(tree: ReasoningTree) -> ReasoningTree:
 
 
 def collect(folders: Sequence[str | os.PathLike]) -> Page:
-    """Reads the folders of `jprm eval suite`. Raises ValueError where there is none, or two are not of one suite."""
+    """Reads folders of `jprm eval suite`. Raises ValueError if there is none, or they are not of the same suite."""
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     results, scores = read_suites(folders)
@@ -97,9 +101,9 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
 
 
 def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
-    """Returns what each benchmark's figures of a model are, and their draws over problems.
+    """Returns the problem draws of every figure of a model, by description.
 
-    `scores` are scored trees by the name of their file. Models of one suite meet the same resamples.
+    `scores` are scored trees by file name. Models of one suite share resamples.
     """
     return {
         what: drawn
@@ -110,25 +114,25 @@ def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
 
 
 def compare(a: Mapping[str, Draws], b: Mapping[str, Draws]) -> list[dict[str, Any]]:
-    """Returns rows of `what`, `value` (A less B), `low`, `high`, `better`, for the figures that both models have."""
+    """Returns rows of `what`, `value` (A minus B), `low`, `high`, `better`, for the figures of both models."""
     return [{"what": what, **difference(a[what], b[what]).json()} for what in a if what in b]
 
 
 def check_same_records(names: list[str], a: Scores, b: Scores) -> None:
-    """Raises ValueError where two models have scored other records."""
+    """Raises ValueError if two models scored different records."""
     for name in names:
         if list(map(_content, a[name])) != list(map(_content, b.get(name, []))):
             raise ValueError(f"{name}: the two models have scored other records; run `jprm eval suite` on one suite")
 
 
 def _content(tree: ReasoningTree) -> tuple[str, list[tuple[int, str]]]:
-    """Returns a tree without its scores."""
+    """Returns the content of a tree, without its scores."""
     calls = [json.dumps(node.extra.get("tool_calls")) if node.role else "" for node in tree.nodes]
     return tree.problem, [(node.parent, node.text + calls[i]) for i, node in enumerate(tree.nodes)]
 
 
 def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
-    """Returns the scores without the records that a judge left unscored."""
+    """Removes the records that a judge left unscored in any of the models."""
     kept = {
         name: [all(map(is_scored, trees)) for trees in zip(*(of_model[name] for of_model in scores), strict=True)]
         for name in scores[0]
@@ -139,15 +143,18 @@ def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
 
 
 def chains(names: Sequence[str], scores: Sequence[Scores], placed: bool = False) -> dict[str, Any]:
-    """Returns the browser's data: `models`, `files`, `problems`, and `items`, one a chain, sample or tree.
+    """Returns the browser's data: `models`, `files`, `problems`, and `items`, one per chain, sample or tree.
 
-    An item has `f`, `p`, its file and problem by index, and with `placed` `r`, its record's line and id; `t`, texts of
-    the steps; `d`, their depth (trees); `l`, labels (1 right, 0 wrong, between the two as a probability, null); `c`,
-    scores by model, null for a step without; `o`, whether its answer is right (or null); `w` and `k` as `ranked` has
-    them; and of a judge `j`, by model: [step, status, tokens, text] of each critique that ends at a step.
+    Keys of an item:
 
-    Equal chains are one item, whose `n` says how many. `all` and `distinct` are the numbers of chains; where they
-    exceed `BYTES`, `items` holds those that the page's orders show first, and random others.
+    - `f`, `p`: file and problem, by index. With `placed`, `r`: line and id of the record.
+    - `t`: step texts; `d`: their depth (trees only); `l`: labels (1 right, 0 wrong, a probability between, or null).
+    - `c`: scores by model, null for an unscored step; `o`: whether the answer is right, or null.
+    - `w` and `k`: see `ranked`.
+    - `j`: for judges, by model: [step, status, tokens, text] of each critique that ends at a step.
+
+    Equal chains are one item with their number in `n`. `all` and `distinct` count the chains. If they exceed `BYTES`,
+    `items` holds the chains that the page's orders show first, and random others.
     """
     problems: dict[str, int] = {}
     items = []
@@ -172,14 +179,14 @@ def _of_judge(tree: ReasoningTree) -> list[dict[str, Any]]:
 
 
 def _merged(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns each item once, with the number of those equal to it as `n` where there are several."""
+    """Merges equal items; `n` is their number if above 1."""
     count = collections.Counter(texts := [dump(item) for item in items])
     first = dict(zip(reversed(texts), reversed(items), strict=True))
     return [first[text] | ({"n": times} if times > 1 else {}) for text, times in count.items()]
 
 
 def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
-    """Returns `problems` and `items`: all that `BYTES` holds, taken in turns from the page's orders and at random."""
+    """Returns as many `problems` and `items` as fit in `BYTES`, taken in turns from the page's orders and at random."""
     models = range(len(items[0]["c"])) if items else ()
     orders = [
         np.argsort([-item["k"][m][o] for item in items], kind="stable") for o in range(len(ORDERS)) for m in models
@@ -205,8 +212,10 @@ def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str
 
 
 def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns items with `w`, whether a step is labelled incorrect or, where no step has a label, the answer is (or
-    null), and by model with what they rank by in `ORDERS`, `k`."""
+    """Adds `w`, whether the item is wrong, and `k`, its sort keys in `ORDERS` by model.
+
+    An item is wrong if a step is labelled wrong, or, if no step has a label, if its answer is wrong; null if unknown.
+    """
     with_keys = []
     for item in items:
         labels = [label for label in item["l"] if label is not None]
@@ -219,8 +228,8 @@ def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _convincing(item: Mapping[str, Any], m: int) -> float:
     """Returns how convincing a wrong chain is: its lowest score, which an error should have lowered.
 
-    Of a tree the largest such score of the paths that end in a wrong step. Nodes come depth first, so that `path` holds
-    the lowest score so far at each depth.
+    For a tree, the maximum over paths that end in a wrong step. Nodes come depth first, so `path` holds the lowest
+    score so far at each depth.
     """
     if not item["w"]:
         return -1.0
@@ -258,14 +267,11 @@ def _apart(item: Mapping[str, Any], _: int) -> float:
 
 
 ORDERS = (_convincing, _doubted, _far_from_label, _apart, _lowest)
-"""What the page's orders rank an item and the number of a model by, in the order of page.js."""
+"""Sort keys of an item for a model, in the order of page.js."""
 
 
 def _item(tree: ReasoningTree, scores: Sequence[Sequence[float | None]], order: Sequence[int]) -> dict[str, Any]:
-    """Returns one of the items of `chains`: the nodes `order` of a tree, with the scores of each model.
-
-    `m` is what is around each turn of a trajectory.
-    """
+    """Builds an item of `chains` from the nodes `order` of a tree; `m` is the context of each turn of a trajectory."""
     labels = [tree.nodes[i].label for i in order]
     if tree.semantics == "rating":
         labels = [None if label is None else (label + 1) / 2 for label in labels]
@@ -286,7 +292,7 @@ def _rounded(score: float | None) -> float | None:
 
 
 def _critiques(of_models: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
-    """Returns the critiques of each model that end at one of the nodes `order`, {} where there are none."""
+    """Returns each model's critiques that end at a node in `order`; {} if there are none."""
     place = {node: i for i, node in enumerate(order)}
     critiques = [
         [
@@ -308,7 +314,7 @@ def _depth_first(tree: ReasoningTree) -> list[int]:
 
 
 def heat(scores: Scores) -> dict[str, list[list[int]]]:
-    """Counts [bin of score][step] of right and of wrong steps, over all labelled steps of all files."""
+    """Counts right and wrong steps by [score bin][step], over all labelled steps of all files."""
     counts = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
     for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
         item = _item(tree, [[node.score for node in tree.nodes]], range(len(tree.nodes)))

@@ -1,7 +1,7 @@
-"""`jprm report`: one HTML page that needs nothing else: no network, no server, no fonts.
+"""`jprm report`: one self-contained HTML page, without network, server or fonts.
 
-The template escapes everything that comes from data; the page's script sets it with `textContent`. The policy in the
-page's head forbids the browser any request.
+The template escapes all data; the page's script sets it with `textContent`. A content security policy in the page's
+head forbids any request.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SORTS = {
 
 SCRIPTS = ("jprm.apps.web:math.js", "jprm.apps.web:chain.js", "jprm.apps.report:page.js")
 KATEX = ("jprm.apps.web:katex/katex.min.js",)
-"""270 KB, for pages with formulas. They are MathML, which browsers draw without KaTeX's style and fonts."""
+"""270 KB, only for pages with formulas. They become MathML, which browsers draw without KaTeX's styles and fonts."""
 
 FORMULA = re.compile(  # as in jprm/apps/web/math.js
     r"\\\[|\$\$|\\begin\{|\\\(|(?<![\\$])\$(?![\s$])(?:[^$\\\n]|\\[^\n]){1,2000}?(?<!\s)\$(?!\d)"
@@ -73,11 +73,11 @@ def report(
     figures: str | os.PathLike | None = None,
     more: More | None = None,
 ) -> None:
-    """Writes the page of scored files, or of the folders of `jprm eval suite` or `jprm rl`; figures also as SVG.
+    """Writes a page for scored files, or for folders of `jprm eval suite` or `jprm rl`; optionally its figures as SVG.
 
-    `more` holds sections of the caller's own by heading, which follow the comparison.
+    `more` adds sections by heading, after the comparison.
 
-    Raises FileNotFoundError or ValueError where a folder is not finished or the folders are not of one suite.
+    Raises FileNotFoundError or ValueError if a folder is missing or unfinished, or the folders are not of one suite.
     """
     for folder in folders:
         if not path_of(folder).exists():
@@ -115,7 +115,7 @@ def html(
     page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str],
     verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (), first: First | None = None,
 ) -> str:  # fmt: skip
-    """Returns the page as text, from its sections (id, heading, blocks) and the SVG of its figures by name."""
+    """Renders the page from its sections (id, heading, blocks) and the SVG of its figures by name."""
     several = len(page.models) > 1
     figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]
     picture = dataclasses.replace(figures[0], name=f"first-{figures[0].name}") if figures else None
@@ -145,7 +145,7 @@ def html(
 
 
 def orders_of(chains: Mapping[str, Any], several: bool) -> list[str]:
-    """Returns the orders of `SORTS` for these chains, the page's first: those by labels only if there are any."""
+    """Returns the available orders of `SORTS`, the default first; orders by label only if there are labels."""
     known = any(item["w"] is not None for item in chains["items"])
     labels = any(label is not None for item in chains["items"] for label in item["l"])
     by_label = ["convincing", "doubted"] * known + ["step"] * labels + ["models"] * several
@@ -153,7 +153,7 @@ def orders_of(chains: Mapping[str, Any], several: bool) -> list[str]:
 
 
 def counts_of(chains: Mapping[str, Any]) -> str:
-    """Returns how many of the chains are distinct and on the page; empty where all are."""
+    """Returns sentences on how many chains are distinct and on the page; "" if all are."""
     every, distinct, shown = (chains.get("all", 0), chains.get("distinct", 0), len(chains["items"]))
     sentences = (
         [f"{distinct:,} of {every:,} chains are distinct; equal ones are shown once."] if distinct < every else []
@@ -167,7 +167,7 @@ def counts_of(chains: Mapping[str, Any]) -> str:
 
 
 def has_formulas(chains: Mapping[str, Any]) -> bool:
-    """Returns whether a problem, a step or a critique of the browser's data may have a formula."""
+    """Whether any text in the browser's data may contain a formula."""
     texts = itertools.chain(
         chains["problems"],
         (text for item in chains["items"] for text in item["t"]),
@@ -177,12 +177,12 @@ def has_formulas(chains: Mapping[str, Any]) -> bool:
 
 
 def embedded(data: Any) -> str:
-    """Returns JSON that no text inside can close or comment out: `<` is written as its escape."""
+    """Returns JSON that is safe inside a script element: `<` is escaped."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def glance(models: Sequence[PageModel]) -> list[str | Table]:
-    """Returns what the page says before all else, by the benchmarks that all models have."""
+    """Returns the blocks for the top of the page, from benchmarks that all models have."""
     everywhere = [
         benchmark for name, benchmark in registered().items() if all(name in model.results for model in models)
     ]
@@ -190,7 +190,7 @@ def glance(models: Sequence[PageModel]) -> list[str | Table]:
 
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
-    """Yields (id, heading, blocks) of every section that has something to show."""
+    """Yields (id, heading, blocks) of every non-empty section."""
     benchmarks = {name: x for name, x in registered().items() if name in page.models[0].results}
     sections: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
     sections += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
@@ -211,16 +211,16 @@ def _of_chains(page: Page) -> list[tuple[str, str, Iterable[Block]]]:
 
 
 def _others(page: Page) -> dict[str, Any]:
-    """Returns the user's own benchmarks that are not registered here, as the results name them.
+    """Returns benchmarks in the results that are not registered here.
 
-    A results file may come from elsewhere, so the code that it names is not run.
+    Their code is not run, because a results file may come from elsewhere.
     """
     others = page.models[0].results.get("others", {})
     return {name: other for name, other in others.items() if name not in BENCHMARKS}
 
 
 def _plain(models: Sequence[PageModel], name: str) -> Iterator[Block]:
-    """Yields every figure of a benchmark that draws none, or whose code is not at hand."""
+    """Yields a table of all figures, for a benchmark without its own section or code."""
     return plain({model.name: model.results.get(name) for model in models})
 
 
@@ -294,11 +294,11 @@ STYLE: dict[Any, Any] = {
     "path.simplify": False,
 }
 VARIABLES = {INK: "ink", GRID: "grid"} | {colour: f"s{i}" for i, colour in enumerate(COLOURS)}
-"""The CSS variable of each colour; the page sets lighter ones on a dark background."""
+"""The CSS variable of each colour; on a dark background the page sets lighter values."""
 
 
 def svg(figure: Figure) -> str:
-    """Draws a figure. The same figure gives the same text; its ids begin with its name."""
+    """Draws a figure as SVG. Deterministic; all ids begin with the figure's name."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": figure.name}):
         canvas = Canvas(figsize=figure.size, facecolor="none")
         figure.draw(canvas)
@@ -332,7 +332,7 @@ def svg(figure: Figure) -> str:
 
 
 def _reference(root: ElementTree.Element, name: str) -> None:
-    """Makes ids the figure's own, colours variables, and ids that begin with `NOTE` notes of their elements."""
+    """Prefixes ids, replaces colours by CSS variables, and turns ids that begin with `NOTE` into tooltips."""
     for element in root.iter():
         label = element.attrib.pop("id", None)
         if label is not None and label.startswith(NOTE):
@@ -359,18 +359,18 @@ def _restyled(text: str, name: str) -> str:
 
 
 VERSION = 1
-"""The newest version of rl.json that is read."""
+"""The newest supported version of rl.json."""
 
 
 def is_run(folder: str | os.PathLike) -> bool:
-    """Returns whether `jprm rl` wrote the folder."""
+    """Whether `jprm rl` wrote the folder."""
     return (path_of(folder) / RESULT).is_file()
 
 
 def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list, First]:
-    """Returns the page, its sections, its verdicts and the first screen's words and figures.
+    """Returns the page, its sections, its verdicts, and the top of the page.
 
-    Raises ValueError for a folder that `jprm rl` did not write.
+    Raises ValueError if `jprm rl` did not write a folder.
     """
     models, sections, verdicts, runs, results = [], [], [], [], []
     chains: dict[str, Any] = {"models": ["PRM"], "files": [], "problems": [], "items": []}
@@ -396,7 +396,7 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
 
 
 class First(NamedTuple):
-    """What the first screen says: sentences on each model or run, and figures."""
+    """The top of the page: sentences per model or run, and figures."""
 
     leads: list[tuple[str, list[str]]]
     tiles: Tiles
@@ -404,7 +404,7 @@ class First(NamedTuple):
 
 
 def kind(sentence: str) -> str:
-    """Returns how a sentence of the verdict is marked: `good`, `bad`, `open`, or `fact` where nothing was to decide."""
+    """Returns the kind of a verdict sentence: `good`, `bad`, `open`, or `fact` if it decides no question."""
     if sentence.startswith("A guard ended the run"):
         return "bad"
     if not sentence.startswith("Correct answers"):
@@ -413,7 +413,7 @@ def kind(sentence: str) -> str:
 
 
 def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> Tiles:
-    """Returns correct answers at the start, of the kept policy and at the end, and the PRM's score at the end."""
+    """Returns the correct answers at the start, at the end and of the kept policy, and the PRM's final score."""
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for name, result in results:
         rows = result["evaluations"]
@@ -429,7 +429,7 @@ def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> Tiles:
 
 
 def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
-    """Returns a plot of all runs: right answers, and the PRM's lowest score dashed."""
+    """Plots all runs: correct answers, and the PRM's lowest score dashed."""
     lines = []
     for (name, result), colour in zip(results, itertools.cycle(COLOURS)):
         rows = result["evaluations"]
@@ -485,7 +485,7 @@ def blocks(name: str, result: dict[str, Any]) -> Iterator[Block]:
 def _figure(
     name: str, what: str, title: str, rows: Sequence[dict], values: Mapping[str, Sequence[float]], by_kl: bool = False
 ) -> Figure:
-    """Returns a plot of one run's figures, by name, over its updates or its distance from the start."""
+    """Plots figures of one run over its updates or its KL from the start."""
     x = [row["kl"] or 0.0 for row in rows] if by_kl else [row["update"] for row in rows]
     lines = [Line(label, x, y, colour) for (label, y), colour in zip(values.items(), COLOURS, strict=False)]
     note = "A point is an evaluation on the held-out problems, with the same random numbers each time."
@@ -494,7 +494,7 @@ def _figure(
 
 
 def _add_chains(chains: dict[str, Any], name: str, result: dict[str, Any]) -> None:
-    """Adds the examples of the first evaluation, the best and the last to the browser's data."""
+    """Adds examples from the first, best and last evaluation to the browser's data."""
     rows = result["evaluations"]
     for at in sorted({0, result["best"], len(rows) - 1}):
         chains["files"].append(f"{name}, update {rows[at]['update']}")

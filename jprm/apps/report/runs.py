@@ -1,4 +1,4 @@
-"""Runs of `jprm train` side by side: the settings in which they differ, their metrics at the end, and their curves."""
+"""Runs of `jprm train` side by side: the settings that differ, their final metrics, and their curves."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from jprm.methods.evaluate.plots import COLOURS
 
 METRICS = "metrics.jsonl"
 PLACES = ("name", "data.train", "data.valid", "base", "tokenizer", "trackers")
-"""Fields that tell runs apart without changing what they compute: in the table only where nothing else differs."""
+"""Fields that do not affect the computation; shown in the table only if no other field differs."""
 
 SHOWN = ("loss", "auroc", "tokens_per_second", "goodput")
-"""Metrics of training in the table, after those of validation."""
+"""Training metrics in the table, after the validation metrics."""
 
 
 def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
-    """Returns the runs: each folder that is one, and those below any other, in the order of their names.
+    """Returns the runs: each folder that is one, and the runs below any other folder, by name.
 
-    Raises FileNotFoundError for a folder that is no run and has none.
+    Raises FileNotFoundError if a folder is not a run and contains none.
     """
     runs = []
     for folder in map(path_of, folders):
@@ -38,10 +38,10 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
 
 
 def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> list[tuple[str, str]]:
-    """Returns what is in the folders and is not among the `runs` found in them: (folder, why).
+    """Returns (folder, reason) for each folder below `folders` that is not among `runs`.
 
-    Runs within a run are its own, such as the PRMs that a policy's run has refreshed: they are shown where they are
-    named. A folder with only metrics may be a copy that is not whole.
+    Runs inside a run belong to it, e.g. refreshed PRMs of a policy's run; they are shown only if named. A folder with
+    only metrics may be an incomplete copy.
     """
     seen = {os.fspath(run) for run in runs}
     reasons = []
@@ -56,23 +56,24 @@ def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> lis
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the fields in which flat configurations differ, in their order."""
+    """Returns the fields in which flat configurations differ, in order."""
     fields = dict.fromkeys(field for config in configs for field in config)
     return [field for field in fields if len({json.dumps(config.get(field)) for config in configs}) > 1]
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration by the dotted paths of its fields."""
+    """Flattens a configuration to dotted paths."""
     return flatten_dict(dict(config), sep=".")
 
 
 def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
-    """Returns the runs in these folders: `{"differ": [field], "runs": [{"folder", "step", "steps", ...}], "left_out"}`.
+    """Returns `{"differ": [field], "runs": [{"folder", "step", "steps", ...}], "left_out"}` for the runs in these
+    folders.
 
-    `left_out` has each folder that is not shown, with the reason. A run has `settings`, its values of the fields in
-    which the runs differ, and `metrics`, the last value of everything that its metrics.jsonl holds.
+    A run has `settings`, its values of the differing fields, and `metrics`, the last value of every metric. `left_out`
+    lists folders that are not shown, with the reason.
 
-    Raises FileNotFoundError or ValueError, naming the file, for a folder without a run or a damaged one.
+    Raises FileNotFoundError or ValueError, with the file, if a folder has no run or a damaged one.
     """
     runs = find_runs(folders)
     configs = [flat(to_json(read(folder / RUN))) for folder in runs]
@@ -87,7 +88,7 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
 
 
 def last_metrics(path: Place) -> dict[str, Any]:
-    """Returns the last value of every metric; empty where nothing is logged yet."""
+    """Returns the last value of every metric; {} if there are no metrics yet."""
     last: dict[str, Any] = {}
     for line in lines_of(path):
         last |= line
@@ -95,7 +96,7 @@ def last_metrics(path: Place) -> dict[str, Any]:
 
 
 def lines_of(path: Place) -> list[dict[str, Any]]:
-    """Returns the whole lines of a metrics.jsonl, none where it is not there. Raises ValueError for a damaged one."""
+    """Returns the complete lines of a metrics.jsonl, [] if it is missing. Raises ValueError if it is damaged."""
     parsed = []
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
     for number, line in enumerate(lines, start=1):
@@ -108,18 +109,18 @@ def lines_of(path: Place) -> list[dict[str, Any]]:
 
 
 def heads_of(differ: Sequence[str]) -> dict[str, str]:
-    """Returns the fields that a table of runs shows, with their heads: the last name where that is enough."""
+    """Returns the fields of the runs table with their headings: the last part of the path if that is unique."""
     fields = [field for field in differ if field not in PLACES] or differ
     leaves = [field.rpartition(".")[2] for field in fields]
     return {field: leaf if leaves.count(leaf) == 1 else field for field, leaf in zip(fields, leaves, strict=True)}
 
 
 LEFT_OUT = 10
-"""Folders that are named as not shown."""
+"""The most folders listed as not shown."""
 
 
 def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the table: a row a run, its differing settings and its figures; and what is not shown, with the reason."""
+    """Yields the table of runs (differing settings and metrics), and lines on folders that are not shown."""
     runs, fields = comparison["runs"], heads_of(comparison["differ"])
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"])
     shown = [name for name in metrics if name.startswith("valid_") and name != "valid_labels"]
@@ -138,21 +139,21 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
 
 
 def names_of(folders: Sequence[str]) -> list[str]:
-    """Returns the folders without the path that they share."""
+    """Returns the folders without their common path."""
     parts = [(folder if is_remote(folder) else os.path.abspath(folder)).rstrip("/").split("/") for folder in folders]
     shared = len(os.path.commonprefix([path[:-1] for path in parts]))
     return ["/".join(path[shared:]) for path in parts]
 
 
 def setting(value: Any) -> str:
-    """Returns a value of an experiment as text, with all of its digits: runs may differ in the last one."""
+    """Formats a setting with all digits, since runs may differ in the last one."""
     if value is None:
         return ABSENT
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _cell(value: Any) -> str:
-    """Returns a metric with four digits, and all digits before the point."""
+    """Formats a metric with four digits, and with all digits before the point."""
     if not isinstance(value, float):
         return setting(value)
     return f"{value:.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
@@ -166,7 +167,7 @@ PLOTS = (
     ("goodput", "Fraction of the time spent training (goodput)", ("goodput",)),
     ("mfu", "Use of the devices (MFU)", ("mfu",)),
 )
-"""Of every figure: name, title, and the metrics that it draws, the second one dashed."""
+"""For each figure: name, title, and metrics; the second metric is dashed."""
 
 NOTE = (
     "A point is the mean over the steps since the one before. Dashed curves are of the validation data. Goodput is the"
@@ -175,7 +176,7 @@ NOTE = (
 
 
 def training(runs: Sequence[tuple[str, Given | Found]]) -> Iterator[Block]:
-    """Yields the figures of runs, given by name and folder. A folder without metrics is left out."""
+    """Yields the training figures of runs, given as (name, folder). Folders without metrics are left out."""
     lines = {name: _there(folder) for name, folder in runs}
     for name, title, metrics in PLOTS:
         drawn = []
@@ -194,7 +195,7 @@ def training(runs: Sequence[tuple[str, Given | Found]]) -> Iterator[Block]:
 
 
 def _there(folder: Given | Found) -> list[dict[str, Any]]:
-    """Returns a run's metrics; none if its folder is gone, is not read on a file's word, or is in a closed bucket."""
+    """Returns a run's metrics; [] if its folder is missing, inaccessible, or at an untrusted address."""
     place = followed(folder) if isinstance(folder, Found) else path_of(folder)
     try:
         return lines_of(place / METRICS) if place is not None else []
@@ -203,7 +204,7 @@ def _there(folder: Given | Found) -> list[dict[str, Any]]:
 
 
 def followed(folder: Found) -> Place | None:
-    """Returns the folder that results name; None if it is at an address and the results may be a stranger's."""
+    """Resolves a folder named in results; None if it is an address and the results may be someone else's."""
     try:
         return folder.data()
     except ValueError:
@@ -211,7 +212,7 @@ def followed(folder: Found) -> Place | None:
 
 
 class Line(NamedTuple):
-    """A curve; one without a label has the colour of one that has it."""
+    """A curve; without a label, it shares the colour of a labelled curve."""
 
     label: str | None
     x: Sequence[float]
@@ -224,7 +225,7 @@ def line_plot(
     name: str, title: str, lines: Sequence[Line], *, description: str, note: str, x_label: str = "step",
     few: bool = False,
 ) -> Figure:  # fmt: skip
-    """Returns the plot of lines. Of `few` points each is a dot, over an axis that begins with 0."""
+    """Plots lines. If there are `few` points, each is a dot, and the y axis begins at 0."""
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()

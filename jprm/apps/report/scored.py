@@ -1,4 +1,4 @@
-"""The page of scored files: every chain or run of what `jprm score` wrote, the one with the lowest step first."""
+"""The page of scored files: every chain or trajectory from `jprm score`, lowest step first."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from jprm.tree import ReasoningTree, read_trees
 
 
 def is_records(path: str | os.PathLike) -> bool:
-    """Returns whether a path is a file, or a prepared folder, and not the folder of a suite or a run."""
+    """Whether a path is a file or a prepared folder, rather than a folder of a suite or run."""
     return path_of(path).is_file() or (path_of(path) / REPORT).is_file()
 
 
 def files_of(path: str | os.PathLike) -> list[str]:
-    """Returns the files of records behind a path.
+    """Returns the record files behind a path.
 
-    A report of `jprm eval`, e.g. steps.json, has them in steps.json.scores/; the output of `jprm score` on ATIF
-    documents beside it.
+    For a report of `jprm eval`, e.g. steps.json, they are in steps.json.scores/; for ATIF output of `jprm score`,
+    beside it.
     """
     if behind := sorted(glob.glob(f"{glob.escape(os.fspath(path))}.scores/*.jsonl")):
         return behind
@@ -37,9 +37,9 @@ def files_of(path: str | os.PathLike) -> list[str]:
 
 
 def collect_scored(paths: Sequence[str | os.PathLike]) -> tuple[Page, list[str]]:
-    """Returns the page of scored files, and sentences on what they hold.
+    """Returns the page of scored files, and sentences that describe them.
 
-    Raises ValueError where no step of a file has a score, or two files hold scores of different meaning.
+    Raises ValueError if a file has no scores, or two files have scores on different scales.
     """
     files = list(dict.fromkeys(file for path in paths for file in files_of(path)))
     scales = {file: stored_scale(file) for file in files}
@@ -62,7 +62,7 @@ def collect_scored(paths: Sequence[str | os.PathLike]) -> tuple[Page, list[str]]
 
 
 def _name(file: str, files: Sequence[str]) -> str:
-    """Returns the file's name, with its folder if another file has the same name."""
+    """Returns the file's name, or its path if another file has the same name."""
     name = path_of(file).name
     return file if sum(path_of(other).name == name for other in files) > 1 else name
 

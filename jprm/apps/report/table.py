@@ -1,7 +1,7 @@
-"""Tables for a paper: runs grouped by their settings, with the mean and spread over seeds, and tests between groups.
+"""Tables for a paper: runs grouped by settings, with mean and spread over seeds, and tests between groups.
 
-A figure of a suite is known for every problem, so seeds and problems are drawn both (`jprm.statistics.mean_of_runs`).
-A metric of training is one number a run: its interval has only the seeds.
+A suite's figure is known for every problem, so intervals resample seeds and problems (`jprm.statistics.mean_of_runs`).
+A training metric is one number per run, so its interval covers seeds only.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from jprm.statistics import Draws, Estimate, difference_of_runs, mean_of_runs
 
 RESULTS = "results.json"
 UNTOLD = ("name", "trackers")
-"""Fields that may differ between runs of one group: they change nothing that is computed."""
+"""Fields that may differ within a group, because they do not affect the computation."""
 
 
 class Run(NamedTuple):
-    """One trained model: its settings by path, None where its folder is gone, and its figures."""
+    """One trained model: its figures, and its settings by path (None if its folder is missing)."""
 
     name: str
     settings: Mapping[str, Any] | None
@@ -37,7 +37,7 @@ class Run(NamedTuple):
 
 
 class SeedGroup(NamedTuple):
-    """Runs that are equal but for their seeds. `label` has the settings that tell it from the other groups."""
+    """Runs that differ only in their seeds. `label` has the settings that distinguish the group."""
 
     label: Mapping[str, str]
     seeds: tuple[str, ...]  # of each run, as text
@@ -45,7 +45,7 @@ class SeedGroup(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One figure of one group, and its difference to the first group. `over` names what the interval has drawn."""
+    """One figure of one group, and its difference from the first group. `over` names the resampled units."""
 
     group: Mapping[str, str]
     figure: str
@@ -59,15 +59,15 @@ class Row(NamedTuple):
 
 
 def table_of(folders: Sequence[str | os.PathLike], over: Sequence[str] = ("seed",)) -> list[Row]:
-    """Returns the rows of a table, by figure and group. The first run's group is what the others are compared with.
+    """Returns the rows of a table, by figure and group. Groups are compared with the group of the first run.
 
     Args:
-      folders: of `jprm eval suite` or of `jprm train`, or folders that hold such.
-      over: fields of an experiment in which the runs of a group may differ.
+      folders: folders of `jprm eval suite` or `jprm train`, or folders that contain these.
+      over: experiment fields in which the runs of a group may differ.
 
     Raises:
-      FileNotFoundError, ValueError: names the folder that is neither, runs of another suite, an unknown field, or two
-        runs of one seed.
+      FileNotFoundError, ValueError: a folder is neither, runs are of different suites, a field is unknown, or two runs
+      have the same seed.
     """
     groups = _groups(_runs(folders), over)
     figures = dict.fromkeys(name for group in groups for run in group.runs for name in run.figures)
@@ -103,12 +103,12 @@ def _rows(groups: Sequence[SeedGroup], figure: str) -> Iterator[Row]:
 
 
 def _over(runs: int, problems: int) -> str:
-    """Returns what an interval of so many runs and problems is over."""
+    """Names the units that an interval resamples."""
     return " and ".join(["seeds"] * (runs > 1) + ["problems"] * (problems > 1)) or "nothing"
 
 
 def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
-    """Returns the runs in the order of the folders; a suite's figures join the metrics of the run that it evaluated."""
+    """Returns the runs in folder order; a suite's figures are merged with the metrics of the run that it evaluated."""
     runs: dict[str, Run] = {}
     suites = [place for folder in folders for place in _places(path_of(folder), RESULTS)]
     trained = [place for folder in folders for place in _places(path_of(folder), RUN)]
@@ -140,12 +140,12 @@ def _runs(folders: Sequence[str | os.PathLike]) -> list[Run]:
 
 
 def _places(folder: Place, name: str) -> list[Place]:
-    """Returns the folder if it holds the file, else the folders directly in it that do."""
+    """Returns the folder if it contains the file, or else its direct subfolders that do."""
     return [folder] if (folder / name).is_file() else [*folder.folders_with(name)]
 
 
 def _groups(runs: Sequence[Run], over: Sequence[str]) -> list[SeedGroup]:
-    """Returns the runs by their settings; a run whose settings are not known is a group of its own, by its name."""
+    """Groups the runs by settings; a run with unknown settings is its own group, labelled by name."""
     known = [run.settings for run in runs if run.settings is not None]
     fields = dict.fromkeys(field for settings in known for field in settings)
     if known and (unknown := [field for field in over if field not in fields]):
@@ -178,7 +178,7 @@ CAPTION = (
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yields a table a figure: a row a group."""
+    """Yields one table per figure, with one row per group."""
     for figure in dict.fromkeys(row.figure for row in rows):
         of_figure = [row for row in rows if row.figure == figure]
         scale = 100.0 if of_figure[0].problems else 1.0
@@ -213,12 +213,12 @@ def _interval(mean: Estimate, scale: float, sign: str = "") -> str:
 
 
 def _number(value: float, scale: float, sign: str = "") -> str:
-    """Returns a percentage with one decimal, or another number with four digits."""
+    """Formats a percentage with one decimal, or another number with four digits."""
     return ABSENT if math.isnan(value) else format(value, f"{sign}.1f" if scale == 100 else f"{sign}.4g")
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Returns a line a figure and group, with all digits: fractions, not percentages."""
+    """Returns one line per figure and group, with all digits; fractions, not percentages."""
     heads = list(dict.fromkeys(name for row in rows for name in row.group))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

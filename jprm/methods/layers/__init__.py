@@ -1,1 +1,1 @@
-"""Kinds of layers beside attention and the dense MLP, which are in `jprm.model.layers`."""
+"""Further kinds of layers; attention and the dense MLP are in `jprm.model.layers`."""

@@ -1,4 +1,4 @@
-"""Attention by a rule of one's own: sinks, softmax1, ALiBi, sigmoids, chunks. One function trains, scores and decodes.
+"""Custom attention rules, e.g. sinks, softmax1, ALiBi, sigmoids, chunks. One function trains, scores and decodes.
 
     def sinks(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config):
         logit_BKGTS = logits(q_BTKGH, k_BSKH, seen_BTS, config)
@@ -8,8 +8,8 @@
 
     SINKS = attention_by(sinks, {"sink": Weight("KG")})
 
-`attention_by` returns a kind with attention's projections, norms, positions and windows. Trees, live search, the prefix
-cache and the sampler all call the function, so their scores agree. Nothing is computed by a fused kernel: the logits of
+`attention_by` returns a kind with the projections, norms, positions and windows of attention. Trees, live search, the
+prefix cache and the sampler all call the same function, so their scores agree. There is no fused kernel: the logits of
 `attention_block` queries are in memory.
 """
 
@@ -34,18 +34,18 @@ def logits(
     q_BTKGH: Float[Array, "B T K G H"], k_BSKH: Float[Array, "B S K H"], seen_BTS: Bool[Array, "B T S"],
     config: ModelConfig,
 ) -> Float[Array, "B K G T S"]:  # fmt: skip
-    """Returns scaled and capped logits in float32, and `HIDDEN` for keys that a query does not see."""
+    """Returns scaled and capped logits in float32; `HIDDEN` for keys that a query must not see."""
     q_BTKGH = q_BTKGH * config.query_scale
     logit_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
     return jnp.where(seen_BTS[:, None, None], capped(logit_BKGTS, config.attention_softcap), HIDDEN)
 
 
 def attention_by(attend: Attend, weights: Mapping[str, Weight] | None = None) -> Kind:
-    """Returns a kind of mixer that is attention with `attend` in place of the softmax.
+    """Returns a mixer kind: attention with `attend` instead of the softmax.
 
     Args:
-      attend: as `Attending.attend`. It must hide the keys that `seen` hides, and be a rule per head.
-      weights: parameters beside attention's, e.g. `{"sink": Weight("KG")}`; axes are attention's letters.
+      attend: see `Attending.attend`. It must hide the keys that `seen` hides, and work per head.
+      weights: additional parameters, e.g. `{"sink": Weight("KG")}`; axes use attention's letters.
     """
     rule = Attending(attend, weights or {})
     every = {**transformer.ATTENTION_WEIGHTS, **rule.weights}

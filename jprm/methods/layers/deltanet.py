@@ -1,21 +1,21 @@
 """Gated DeltaNet on trees (Yang et al. 2024, arXiv 2412.06464): a recurrent state along each token's own path.
 
-The state S (H, V) of a head follows the path: with decay a_t = exp(g_t), rate b_t, key k_t of length 1 and value v_t,
+The state S (H, V) of a head follows the path: with decay a_t = exp(g_t), rate b_t, unit key k_t and value v_t,
 
     S_t = a_t S + k_t b_t (v_t - k_t' a_t S)'        y_t = q_t' S_t        S: the state after the previous token
 
-A token's previous one is the last token before it that it sees, not its neighbour in the row. A row is cut into chunks
-of `chunk` tokens. Inside a chunk everything is products of matrices: what the sum over a chain's earlier tokens is
-elsewhere is here a sum over the ancestors, and (I + A)^-1 is as triangular (Yang et al. 2024, arXiv 2406.06484). Chunks
-follow one another. A chunk reads the states that its tokens' paths enter with: that of the chunk before, and one more
-for each earlier token at which a branch of this chunk began. It keeps a state where a later chunk goes on from.
+The previous token is the last earlier one on the same path, not the neighbour in the row. A row is cut into chunks of
+`chunk` tokens. Within a chunk everything is a matrix product: sums over earlier tokens become sums over ancestors, and
+I + A is still triangular (Yang et al. 2024, arXiv 2406.06484). Chunks run in sequence. A chunk reads the states with
+which its paths enter: the state after the previous chunk, and one for each earlier token from which a branch of this
+chunk starts. It stores a state if a later chunk continues from it.
 
-A row of T tokens so keeps at most
+So a row of T tokens stores at most
 
-    T / chunk + (branchings whose children are in different chunks)
+    T / chunk + (branchings with children in different chunks)
 
-states, beside the one that it starts from: `bound` is how many there may be. The backward pass reads the states that
-were kept, and computes all else again. A row with more gets NaN, which training and scoring refuse to go on with.
+states, besides the initial one; `bound` is the number allowed. The backward pass reads the stored states and recomputes
+everything else. A row with more states gets NaN, which stops training and scoring.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ WEIGHTS = {
     "delta_scale": Weight("V", value=1.0, wide=True),
     "delta_out": Weight("KGVD", "KGV"),
 }  # fmt: skip
-"""Letters: D width, K key heads, G value heads a key head, H and V their sizes, W tokens of the convolution."""
+"""Letters: D width, K key heads, G value heads per key head, H and V their sizes, W convolution taps."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChunkPlan:
-    """Chunks of rows: N of them, of C tokens. States have numbers; 0 is the one that a row starts from."""
+    """The chunks of rows: N chunks of C tokens. States are numbered; 0 is the initial state of a row."""
 
     back: Int[Array, "B T J"]  # the J tokens before each on its path, the nearest first; T where there is none
     sees: Bool[Array, "B N C C"]  # whether the second token is on the first one's path, or is itself
@@ -82,16 +82,16 @@ def chunk_of(config: ModelConfig, tokens: int) -> int:
 
 
 def bound(config: ModelConfig, tokens: int) -> int:
-    """Returns how many states a row may keep: `deltanet.states`, or two a chunk and sqrt(2 T) for branchings.
+    """Returns the number of states a row may store: `deltanet.states`, or two per chunk plus sqrt(2 T) for branchings.
 
-    (Where the deepest of siblings comes last, as `jprm.token_tree` orders them, at most sqrt(2 T) branchings are open
-    at one token, since the later siblings of m nested ones have 1 + 2 + ... + m tokens.)
+    (If the deepest sibling comes last, as in `jprm.token_tree`, at most sqrt(2 T) branchings are open at a token, since
+    the later siblings of m nested ones have at least 1 + 2 + ... + m tokens.)
     """
     return config.deltanet.states or 2 * -(-tokens // chunk_of(config, tokens)) + math.isqrt(2 * tokens)
 
 
 def previous_of(until_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Returns the token before each on its path: the last one before it that it sees; -1 for none."""
+    """Returns the previous token on the path of each token, or -1."""
     index_T = jnp.arange(until_BT.shape[1])
     before_BTS = (index_T < index_T[:, None]) & (until_BT[:, None, :] > index_T[:, None])
     return jnp.max(jnp.where(before_BTS, index_T, -1), axis=-1)
@@ -106,7 +106,7 @@ _PLAN = ChunkPlan(_ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS, _ROWS)
 
 
 def _plan(until_BT, config: ModelConfig, last_B=None) -> ChunkPlan:
-    """Returns the plan; the state after the token `last_B` is kept too, as if a later chunk went on from it."""
+    """Builds the plan. The state after token `last_B` is stored too, as if a later chunk continued from it."""
     (B, T), C = until_BT.shape, chunk_of(config, until_BT.shape[1])
     N, most = -(-T // C), bound(config, T)
     until_BT = jnp.concatenate([until_BT, jnp.zeros_like(until_BT, shape=(B, N * C - T))], axis=1)
@@ -154,14 +154,14 @@ def _plan(until_BT, config: ModelConfig, last_B=None) -> ChunkPlan:
 
 
 def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
-    """Returns the values of the chosen tokens of each chunk, in order, then `rest`."""
+    """Returns the values of the chosen tokens in each chunk, in order, padded with `rest`."""
     C = chosen_BNC.shape[-1]
     order_BNC = jnp.argsort(jnp.where(chosen_BNC, jnp.arange(C), C), axis=-1, stable=True)
     return jnp.take_along_axis(jnp.where(chosen_BNC, value_BNC, rest), order_BNC, axis=-1)
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: ChunkPlan, settings, config: ModelConfig):
-    """Returns the layer's output. Heads are split over the mesh, and each device has only its rows and heads."""
+    """Applies the layer. Heads are split over the mesh; each device computes only its rows and heads."""
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
     shape = (x_BTD.shape[0], *(sizes(config)[axis] for axis in "KGHV"))
@@ -184,26 +184,26 @@ _INPUTS = (_HEADS,) * 5
 
 
 def _projected(x_BTD, w: Mapping[str, Array], config: ModelConfig):
-    """Returns queries, keys, values, rates and decays before convolution and activation, and the output's gate."""
+    """Returns (queries, keys, values, rates, decays) before convolution and activation, and the output gate."""
     roles = ("delta_query", "delta_key", "delta_value", "delta_rate", "delta_decay")
     return tuple(product(x_BTD, w[role], config) for role in roles), product(x_BTD, w["delta_gate"], config)
 
 
 def _out(y_BTKGV, gate_BTKGV, w: Mapping[str, Array], x_BTD, config: ModelConfig):
-    """Returns the output: heads after an RMSNorm, times the activated gate, projected to the width."""
+    """Applies RMSNorm to the heads, multiplies by the activated gate, and projects to the width."""
     y = y_BTKGV * jax.lax.rsqrt(jnp.mean(y_BTKGV * y_BTKGV, axis=-1, keepdims=True) + config.norm_eps)
     y = y * w["delta_scale"] * jax.nn.silu(gate_BTKGV.astype(jnp.float32))
     return product(y.astype(x_BTD.dtype), w["delta_out"], config, 3, stream(x_BTD))
 
 
 def _rates(rate_BTKG, decay_BTKG, small: Mapping[str, Array]):
-    """Returns the logarithms of decays, and rates, in float32."""
+    """Returns log decays and rates, in float32."""
     softplus = jax.nn.softplus(decay_BTKG.astype(jnp.float32) + small["delta_decay_bias"])
     return -jnp.exp(small["delta_log_decay"]) * softplus, jax.nn.sigmoid(rate_BTKG.astype(jnp.float32))
 
 
 def _convolved(x_BTX, w_XW, back_BTJ):
-    """Returns the activated sum over the last W tokens of each token's path, its own included, times the weights."""
+    """Convolves over the last W tokens of each token's path, including itself, and applies SiLU."""
     W = w_XW.shape[-1]
     y_BTX = x_BTX * w_XW[..., W - 1]
     for j in range(W - 1):
@@ -216,11 +216,11 @@ def _convolved(x_BTX, w_XW, back_BTJ):
 
 
 def _rule(q_BTKH, k_BTKH, v_BTKGV, g_BTKG, b_BTKG, plan: ChunkPlan, start_BKGHV, config: ModelConfig):
-    """Returns outputs (B, T, K, G, V) in float32, and the kept states (B, S, K, G, H, V).
+    """Returns outputs (B, T, K, G, V) in float32, and the stored states (B, S, K, G, H, V).
 
-    With G_i the sum of g over i's path in its chunk, up to i, and G_ij that after j, tokens add (I + A)^-1 b
-    (v - exp(G) k'S) to the state, where S is the state that the path enters with and A_ij = b_i exp(G_ij) k_i'k_j for j
-    before i on its path. (G_ij is a sum, not G_i - G_j, of which fast decays would leave few digits.)
+    Let G_i be the sum of g over i's path within its chunk, up to i, and G_ij the part after j. Tokens add (I + A)^-1 b
+    (v - exp(G) k'S) to the state, where S is the state with which the path enters and A_ij = b_i exp(G_ij) k_i'k_j for
+    j before i on its path. (G_ij is computed as a sum; the difference G_i - G_j would lose precision for fast decays.)
     """
     T, (B, N, C) = q_BTKH.shape[1], plan.enters.shape
 
@@ -254,11 +254,11 @@ def _unit(x):
 
 @jax.custom_vjp
 def _inverse(lower):
-    """Returns (I + A)^-1 for each A (..., C, C), zero on and above its diagonal.
+    """Returns (I + A)^-1 for each A (..., C, C), which must be strictly lower triangular.
 
-    [[X, 0], [-Y A' X, Y]] is the inverse of two neighbouring blocks with inverses X and Y and A' of A between them:
-    blocks of 1 become blocks of 2, 4, ... until one holds all. (On CPUs two batched `solve_triangular` at once may wait
-    for each other without end: each waits, on a thread of XLA's pool, for tasks that it has given to that pool.)
+    If two neighbouring diagonal blocks have inverses X and Y, and A' is the part of A between them, their joint inverse
+    is [[X, 0], [-Y A' X, Y]]. Blocks of size 1 are merged to 2, 4, ... until one block remains. (Two concurrent batched
+    `solve_triangular` calls may deadlock on CPUs: each waits, on a thread of XLA's pool, for tasks in that pool.)
     """
     C = lower.shape[-1]
     whole = 1 << max(C - 1, 0).bit_length()
@@ -276,7 +276,7 @@ def _inverse(lower):
 
 
 def _exactly(a, b):
-    """Returns a @ b with all bits of float32, on devices whose products have fewer."""
+    """Returns a @ b in full float32 precision on all devices."""
     return jnp.matmul(a, b, precision="highest")
 
 
@@ -295,16 +295,16 @@ _inverse.defvjp(_inverse_forward, _inverse_backward)
 
 @jax.custom_vjp
 def _chunks(q, k, v, total, solved, decay, log, plan: ChunkPlan):
-    """Returns outputs (N, B, K, G, C, V), and the log of states (B, S, K, G, H, V) with those of these chunks.
+    """Returns outputs (N, B, K, G, C, V), and the log of states (B, S, K, G, H, V) with the states of these chunks.
 
-    q, k: (N, B, K, C, H); v: (N, B, K, G, C, V); total: G_i above, (N, B, K, G, C); solved: (I + A)^-1 b, and decay:
-    exp(G_ij), 0 off the path, both (N, B, K, G, C, C); log: the state that rows start from, and zeros.
+    q, k: (N, B, K, C, H). v: (N, B, K, G, C, V). total: G_i, (N, B, K, G, C). solved: (I + A)^-1 b, and decay:
+    exp(G_ij), 0 off the path, both (N, B, K, G, C, C). log: the initial state of rows, then zeros.
     """
     return _forward(q, k, v, total, solved, decay, log, plan)[0]
 
 
 def _of_chunk(plan: ChunkPlan):
-    """Returns what a chunk needs of the plan, chunks first; loops turn as often as the row with most states needs."""
+    """Returns the parts of the plan for a scan over chunks; loops run for the row with the most states."""
     tables = plan.enters, plan.states, plan.exits, plan.kept
     return (*(jnp.moveaxis(x, 1, 0) for x in tables), jnp.max(plan.reads, axis=0), jnp.max(plan.writes, axis=0))
 
@@ -377,15 +377,16 @@ _chunks.defvjp(_forward, _backward)
 
 
 def _loop(turns, body, carry):
-    """Returns the carry after as many turns, which depend on the rows; one in a row that one chain fills."""
+    """Runs `body` for `turns` iterations, a traced number; 1 for a row with a single chain."""
     with jax.named_scope("expected_turns_1"):
         return jax.lax.fori_loop(0, turns, body, carry)
 
 
 def _get(log, number_B):
-    """Returns a state of each row. Numbers are not negative, which XLA cannot know.
+    """Returns one state per row.
 
-    So it cannot move what a product rounds of the state, on TPUs, to all of the log, once a chunk.
+    The factor `number >= 0` is always 1, but XLA cannot know that. It prevents XLA on TPUs from rounding the whole log
+    for each chunk.
     """
     return jax.vmap(lambda log_S, number: log_S[number] * (number >= 0))(log, number_B)
 
@@ -395,7 +396,7 @@ def _add(log, number_B, state):
 
 
 def _number_of(enters_BC, states_BC, at_B):
-    """Returns the number of the state with which a token's path enters its chunk; 0 for the token C, which is none."""
+    """Returns the number of the state with which a token's path enters its chunk; 0 for the padding token C."""
     C = enters_BC.shape[1]
     own_B = jnp.take_along_axis(enters_BC, jnp.minimum(at_B, C - 1)[:, None], axis=1)
     return jnp.take_along_axis(states_BC, own_B, axis=1)[:, 0]
@@ -406,7 +407,7 @@ def _state_of(log, enters_BC, states_BC, at_B):
 
 
 def _read(q_BKCH, k_BKCH, state_BKGHV, mine_BC):
-    """Returns k'S and q'S (B, K, G, C, V) of the chunk's tokens whose path enters with this state, and zeros."""
+    """Returns k'S and q'S (B, K, G, C, V) for tokens whose path enters with this state, zeros for others."""
     kq = jnp.concatenate([k_BKCH, q_BKCH], axis=2)
     read = jnp.einsum("BKXH,BKGHV->BKGXV", kq, state_BKGHV) * jnp.tile(mine_BC, (1, 2))[:, None, None, :, None]
     C = k_BKCH.shape[2]
@@ -414,7 +415,7 @@ def _read(q_BKCH, k_BKCH, state_BKGHV, mine_BC):
 
 
 def _read_all(q, k, log, enters, states, reads, v):
-    """Returns k'S and q'S of the chunk's tokens, each with the state that its path enters with."""
+    """Returns k'S and q'S of all tokens in the chunk, each with the state with which its path enters."""
 
     def add(x, carry):
         more = _read(q, k, _get(log, states[:, x]), enters == x)
@@ -424,7 +425,7 @@ def _read_all(q, k, log, enters, states, reads, v):
 
 
 def _local_part(q, k, v, total, solved, decay, of_k, of_q):
-    """Returns a chunk's outputs, and what its tokens add to the state, both (B, K, G, C, V)."""
+    """Returns a chunk's outputs, and the additions of its tokens to the state, both (B, K, G, C, V)."""
     enter = jnp.exp(total)[..., None]
     added = solved @ (v - enter * of_k)
     seen = jnp.einsum("BKIH,BKJH->BKIJ", q, k)[:, :, None] * decay
@@ -432,7 +433,7 @@ def _local_part(q, k, v, total, solved, decay, of_k, of_q):
 
 
 def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
-    """Returns the state after the token `at` of the chunk, whose path enters with `state`."""
+    """Returns the state after token `at` of the chunk; its path enters with `state`."""
     at_B = jnp.minimum(at_B, k_BKCH.shape[2] - 1)
     total_BKG1 = jnp.take_along_axis(total_BKGC, at_B[:, None, None, None], axis=3)
     left_BKGC = jnp.take_along_axis(decay_BKGCC, at_B[:, None, None, None, None], axis=3)[..., 0, :]
@@ -444,9 +445,9 @@ def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
 
 
 def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, config: ModelConfig):
-    """Returns the output of new tokens, and the state and the convolution's inputs after the first `length` of a row.
+    """Returns the output of new tokens, and the cached state after the first `length` tokens of each row.
 
-    state: (B, K, G, H, V), and the convolution's last inputs (B, K, W - 1, X), after the tokens before them.
+    state: the recurrent state (B, K, G, H, V) and the last convolution inputs (B, K, W - 1, X), before these tokens.
     """
     state_BKGHV, inputs_BKWX = state
     (q, k, v, rate, decay), gate_BTKGV = _projected(x_BTD, w, config)
@@ -478,14 +479,14 @@ def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, 
 
 
 def _number_after(plan: ChunkPlan, at_B: Int[Array, " B"]) -> Int[Array, " B"]:
-    """Returns the number of the state that is kept after a token of each row. (Padding may have later ones.)"""
+    """Returns the number of the state stored after a token of each row. (Padding may have later ones.)"""
     B, _, C = plan.exits.shape
     chunk = jnp.arange(B), at_B // C
     return jnp.sum(jnp.where(plan.exits[chunk] == at_B[:, None] % C, plan.kept[chunk], 0), axis=1)
 
 
 def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
-    """Returns the shapes and types of a layer's state and of the convolution's last inputs, for so many rows."""
+    """Returns the shapes and dtypes of the recurrent state and of the last convolution inputs."""
     K, G, H, V = (sizes(config)[axis] for axis in "KGHV")
     return ((rows, K, G, H, V), jnp.float32), ((rows, K, config.deltanet.conv - 1, 2 * H + G * V), config.dtype)
 
@@ -500,7 +501,7 @@ def sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def flops(config: ModelConfig, tokens: int, layer: int) -> float:
-    """Returns the FLOPs of the rule on one chain: products of chunks, of states, and the triangular solve."""
+    """Returns the FLOPs of the rule on one chain: products within chunks and with states, and the triangular solve."""
     C, c = chunk_of(config, tokens), config.deltanet
     of_chunk = C * C * (c.key_heads * 4 * c.key_dim + c.value_heads * 4 * c.value_dim) + c.value_heads * C**3
     return tokens / C * (of_chunk + 6 * C * c.value_heads * c.key_dim * c.value_dim)

@@ -1,12 +1,12 @@
-"""A mixture of experts (Shazeer et al. 2017): a router chooses some gated MLPs for each token and weighs their outputs.
+"""A mixture of experts (Shazeer et al. 2017): a router selects gated MLPs for each token and weights their outputs.
 
-The router is a softmax over all experts; its largest probabilities are the weights, which `normalised` makes sum to 1
-(Qwen3-MoE). No token is dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each expert's with
-its matrices. Where the mesh splits experts over `expert`, an axis that also splits rows, each device's tokens travel
-round the ring of devices with the sum of their outputs so far: no device holds more than its own number of tokens.
+The router is a softmax over all experts; the largest probabilities are the weights, which `normalised` rescales to sum
+to 1 (Qwen3-MoE). No token is dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with
+its expert's matrices. If the mesh splits experts over `expert`, an axis that also splits rows, each device's tokens
+travel round the ring of devices with their partial outputs, so no device ever holds more than its own number of tokens.
 
-Numbers for metrics and for the load-balancing loss are sums over real tokens and layers: of choices and of
-probabilities by expert, and of tokens.
+The sums for metrics and the load-balancing loss run over real tokens and layers: choices and probabilities by expert,
+and tokens.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ WEIGHTS = {
     "shared_down": Weight("SD", "S", when=lambda c: c.experts.shared_width > 0),
     "shared_mix": Weight("DU", "D", when=lambda c: c.experts.shared_width > 0),
 }
-"""Letters: D width, E and N experts, split over the mesh or not, F an expert's width, S the shared expert's, U one."""
+"""Letters: D width, E and N experts (split over the mesh or not), F expert width, S shared-expert width, U one."""
 
 
 def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> Bool[Array, "B T"]:
-    """Marks the tokens that are no padding."""
+    """Marks the tokens that are not padding."""
     return (position_BT > 0) | (until_BT > jnp.arange(until_BT.shape[1]) + 1)
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, settings, config: ModelConfig):
-    """Returns the weighted sum of the chosen experts' outputs, and the shared expert's where there is one."""
+    """Returns the weighted outputs of the chosen experts, plus the shared expert's if there is one, and sums."""
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
     places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
@@ -64,7 +64,7 @@ _MATRICES = ("expert_gate", "expert_up", "expert_down")
 
 
 def routed(x_BTD, router_DN, config: ModelConfig):
-    """Returns probabilities of all N experts in float32, and the weights and numbers of the P chosen ones."""
+    """Returns the probabilities of all N experts in float32, and the weights and indices of the P chosen ones."""
     logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), router_DN, out_sharding=stream(x_BTD))
     probability_BTN = jax.nn.softmax(logit_BTN, axis=-1)
     weight_BTP, expert_BTP = jax.lax.top_k(probability_BTN, config.experts.used)
@@ -74,7 +74,7 @@ def routed(x_BTD, router_DN, config: ModelConfig):
 
 
 def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
-    """Returns one device's part: the sum over chosen experts, of all devices along `expert` and `tensor`."""
+    """Returns the outputs for the tokens of one device, summed over the `expert` ring and over `tensor`."""
     (B, T, D), split = x_BTD.shape, dict(jax.sharding.get_abstract_mesh().shape)
     x_ND, weight_NP, expert_NP = (x.reshape(B * T, -1) for x in (x_BTD, weight_BTP, expert_BTP))
     ring = split.get("expert", 1)
@@ -101,7 +101,7 @@ def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: 
 
 
 def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
-    """Returns the weighted outputs of the experts 0 to E - 1; a token's other choices add nothing."""
+    """Returns the weighted outputs of experts 0 to E - 1; choices of other experts add zero."""
     (N, P), E = expert_NP.shape, gate_EDF.shape[0]
     mine_X = jnp.where((expert_NP >= 0) & (expert_NP < E), expert_NP, E).reshape(N * P)
     order_X = jnp.argsort(mine_X, stable=True)
@@ -116,10 +116,10 @@ def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config:
 
 @jax.custom_vjp
 def grouped(x_XD, w_EDF, count_E):
-    """Returns the first count_E[0] rows times the first matrix, the next count_E[1] times the second, and so on.
+    """Multiplies the first count_E[0] rows by the first matrix, the next count_E[1] rows by the second, etc.
 
-    The compiler for TPUs makes a kernel of it, and of the rows' gradient. The matrices' gradient it would compute as E
-    products of all rows, so that there is a kernel of JAX's for it (MegaBlocks, Gale et al. 2022).
+    The TPU compiler has a kernel for this and for the gradient of the rows. It would compute the gradient of the
+    matrices as E products over all rows, so a JAX kernel is used instead (MegaBlocks, Gale et al. 2022).
     """
     return jax.lax.ragged_dot(x_XD, w_EDF, count_E)
 
@@ -162,7 +162,7 @@ def refuses(config: ModelConfig, context: int) -> str | None:
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns the FLOPs of a product with one matrix of each of a device's experts, where all are used alike."""
+    """Returns the FLOPs of one product with each of a device's experts, assuming balanced use."""
     c = config.experts
     pairs = rows * tokens // split["context"] * c.used / split["expert"]
     product = 2.0 * pairs * config.width * c.width / split["tensor"]

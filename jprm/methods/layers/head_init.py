@@ -1,8 +1,8 @@
 """Fits the head on the untrained decoder before fine-tuning (LP-FT, Kumar et al. 2022, arXiv 2202.10054).
 
-A new head starts at zero, so the first updates would move a pretrained decoder for a head without information, on
-hidden states whose dimensions differ a hundredfold in size. Fitting costs only forward passes. A base that is a run
-with the same head gives its own.
+A new head starts at zero, so the first updates would move a pretrained decoder for an uninformed head, on hidden states
+with dimensions that differ a hundredfold in size. Fitting takes forward passes only. If the base is a run with the same
+head, that head is reused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jprm.rows import Rows
 from jprm.statistics import auroc
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
-"""Penalties of the squared weights per labelled step, on standardised states. The best on held-out steps is used."""
+"""L2 penalties per labelled step, on standardised states. The best on held-out steps is used."""
 
 
 class Steps(NamedTuple):
@@ -49,7 +49,7 @@ class Steps(NamedTuple):
 
 
 def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
-    """Returns the parameters beside the decoder of a run with the experiment's head and step layer; else {}."""
+    """Returns a run's non-decoder parameters if its head and step layer match the experiment; otherwise {}."""
     if kind_of(path := place_of(path)) != "run":
         return {}
     other = read(path / RUN)
@@ -60,7 +60,7 @@ def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, An
 
 
 def kept_head(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
-    """Returns `head_of_run` of a base, and prints where a base that scores steps has a head that is not used."""
+    """Like `head_of_run`, but prints a notice if the base scores steps with a head that cannot be reused."""
     head = head_of_run(path, experiment)
     if not head and multihost.is_first() and _scores_steps(path):
         print(f"the head of {path} is not used: training starts from its decoder and a head of zeros")
@@ -71,7 +71,7 @@ _STEP_HEAD = re.compile(r"(^|\.)(score|score_head|v_head|classifier)\.")
 
 
 def _scores_steps(path: str | os.PathLike) -> bool:
-    """Returns whether a base is a PRM: by the names of its tensors, or as one of the published ones."""
+    """Whether a base is a PRM, recognised by its tensor names or as a published model."""
     if (kind := kind_of(path := place_of(path))) == "run":
         return bool(find(read(path / RUN).model.head).channels)
     module = importlib.import_module(base.MODULES[kind])
@@ -90,7 +90,7 @@ def _scores_steps(path: str | os.PathLike) -> bool:
 def labelled_steps(
     params: dict, config: ModelConfig, target: TargetConfig, batches: Iterable[Rows], rows: int
 ) -> Steps:
-    """Returns the states at the labelled steps of the first `rows` rows, in order."""
+    """Returns the hidden states at the labelled steps in the first `rows` rows, in order."""
     mesh = jax.sharding.get_mesh()
     labelled: list[Steps] = []
     batches = iter(batches)
@@ -108,13 +108,13 @@ def labelled_steps(
 
 
 def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:
-    """Returns the parameters of a linear head that has `log_odds`, and the AUROC on the last fifth, held out.
+    """Fits a linear head with `log_odds`; returns its parameters, and the AUROC on the held-out last fifth.
 
-    The fit is a logistic regression on standardised states, with the standardisation folded into the weights. The
-    AUROC is None where the held-out steps are all correct or all incorrect.
+    The fit is a logistic regression on standardised states; the standardisation is folded into the weights. The AUROC
+    is None if the held-out steps are all correct or all incorrect.
 
     Raises:
-      ValueError: another head, or steps that are all correct or all incorrect.
+      ValueError: the head has another kind, or the steps are all correct or all incorrect.
     """
     log_odds_C = np.array(find(head).log_odds)
     if not log_odds_C.size:
@@ -142,7 +142,7 @@ def _states(params: dict, config: ModelConfig, target: TargetConfig, rows: Rows)
 
 
 def _path(steps: Steps, penalties: Iterable[float] = PENALTIES) -> Iterator[tuple[np.ndarray, float]]:
-    """Yields (weights, bias) on plain states for each penalty, by Newton's method, each fit starting from the last."""
+    """Yields (weights, bias) on raw states for each penalty, by Newton's method with warm starts."""
     mean_D = np.average(steps.x_ND, axis=0, weights=steps.weight_N)
     std_D = np.sqrt(np.average((steps.x_ND - mean_D) ** 2, axis=0, weights=steps.weight_N)) + 1e-6
     z_NE = np.concatenate([(steps.x_ND - mean_D) / std_D, np.ones((len(steps.x_ND), 1))], 1).astype(np.float64)
