@@ -1,4 +1,4 @@
-"""Finds the letter that a text chooses, e.g. "Option D is the correct answer", "I choose D", "Hence D"."""
+"""Finds the choice letter in a text, e.g. "Option D is the correct answer", "I choose D", "Hence D"."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ decimals. A decimal also equals a fraction or root that rounds to it at 6 decima
 as text, ignoring case, because math-verify reads them as a product of symbols ("red and blue" would equal "blue and
 red").
 
-math-verify silently skips characters it cannot read, so it only gets answers that it reads whole. An answer is compared
+math-verify silently skips characters it cannot read, so it only gets answers it reads whole. An answer is compared
 as text if it has other visible characters, words beside a formula, a leading relation sign, primes or unbalanced
 brackets, or if it does not parse.
 
@@ -47,7 +47,7 @@ _SKIPPED = re.compile(
     r"|rangle|not|leftarrow|ll|gg|propto|approx|overrightarrow|vec|forall|exists|neg|text\w*|underbrace|cancel|bullet"
     r"|star|circ|checkmark|square|Box|ref|label|tag|quad)(?![a-zA-Z])|[@#;?\"`'\u0080-\uffff]|\.\.\."
 )
-"""LaTeX and characters that math-verify skips or misreads."""
+"""LaTeX and characters skipped or misread by math-verify."""
 _ENVIRONMENT = re.compile(r"\\begin\s*\{(\w+)\*?\}.*?\\end\s*\{\1\*?\}", re.DOTALL)
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)s?\s*)?(?:\(\s*([A-Za-z])\s*\)|([A-J])\s*[).:](?!\w)|([A-J])(?=\s*(?:,|-"
@@ -365,7 +365,7 @@ def _unworded(text: str) -> str:
 
 
 def _chains(text: str, other: str, same: Same) -> bool | None:
-    """Compares an answer that is an equation of numbers, e.g. 72 = 8 * 9: every side must equal the truth."""
+    """Compares an equation of numbers, e.g. 72 = 8 * 9: every side must equal the truth."""
     if "=" not in other or "=" in text or re.search(r"[<>]|\\[lgn]eq|\\begin", other):
         return None
     if m := _TURNED_NAME.fullmatch(other):
@@ -403,7 +403,7 @@ def _names(text: str, other: str, same: Same) -> bool | None:
 
 
 def _asides(text: str, other: str, same: Same) -> bool | None:
-    """Compares an answer that gives its value twice, e.g. "42 (forty-two)": both must equal the truth."""
+    """Compares an answer with its value given twice, e.g. "42 (forty-two)": both must equal the truth."""
     m = _ASIDE.fullmatch(other)
     if m is None or forms.number_of(m[1]) is None or not m[2] or re.search(r"[,;]", m[2]):
         return None

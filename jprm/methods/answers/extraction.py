@@ -1,4 +1,4 @@
-r"""Finds the final answer that a text states.
+r"""Finds the final answer of a text.
 
 The rules, in order:
 
@@ -14,7 +14,7 @@ not 5" and "if the answer is 5" state no answer. Words that change a number belo
 `sentences`), e.g. 5 in "she needs to babysit 5 times to make 15 flans". Words count if a sentence concludes with them
 ("Therefore, after spinning 90 degrees, she is facing **east**", rule `statement`).
 
-A truncated text that ends in an open box or right after "the answer is" has no answer.
+A truncated text ending in an open box or right after "the answer is" has no answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PRM800K = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)
 
 
 class Extracted(NamedTuple):
-    """A final answer and the rule that matched it; both are None if the text states no answer."""
+    """A final answer and its rule; both are None if the text states no answer."""
 
     answer: str | None
     rule: Rule | None
@@ -45,7 +45,7 @@ _NONE = Extracted(None, None)
 
 
 def extract(text: str, *, form: Rule | None = None) -> Extracted:
-    """Returns the final answer and the rule that matched it. If `form` is given, only that rule counts."""
+    """Returns the final answer and its rule. If `form` is given, only that rule counts."""
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")
     prose = prose_of(text[end_of_thoughts(text) :])

@@ -180,7 +180,7 @@ def _unwrapped(m: re.Match) -> str:
 
 
 def _closes(text: str) -> int:
-    """Returns the index of the brace that closes the one at the start, or -1."""
+    """Returns the index of the first brace's closing partner, or -1."""
     depth = 0
     for i, c in enumerate(text):
         if c in "{}" and text[i - 1 : i] != "\\":
@@ -191,7 +191,7 @@ def _closes(text: str) -> int:
 
 
 def squeezed(text: str) -> str:
-    """Removes white space and braces that do not change the meaning, for comparison as text."""
+    """Removes white space and braces without meaning, for comparison as text."""
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
@@ -232,7 +232,7 @@ CHANGES = re.compile(
 """A word next to a number that changes its value or is not a unit, e.g. "thousand", "percent", "not"."""
 _WORDY = re.compile(r"[^\W\d_]+(?:[ '&-]+[^\W\d_]+){0,5}\Z")
 _NOUN = re.compile(r"[A-Z](?:[&-]| (?=[a-z]{3}))[^\W\d_]{2,}|[^\W\d_]+")
-"""A word, or a name that counts as one: M&Ms, T-shirts, C batteries."""
+"""A word, or a name counted as one: M&Ms, T-shirts, C batteries."""
 _POWER = re.compile(r"\s*(?:\^\s*\{?\s*([23])\s*\}?|(?<=[a-z])([23])\Z)")
 _TAIL = re.compile(
     r"(?P<glued>\s*(?:\^\\circ\s*[CF]?|[€£¥₹¢]|\\\$))\Z"
@@ -528,7 +528,7 @@ def _in_words(text: str) -> tuple[Fraction, bool] | None:
 
 
 def canonical_answer(answer: Any) -> str | float | None:
-    r"""Returns a hashable form such that equal forms mean equal answers; None if there is no answer.
+    r"""Returns a hashable form, equal for equal everyday answers; None if there is no answer.
 
     Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") compare by value, other
     strings by their stripped text. None, a blank string and NaN count as no answer.

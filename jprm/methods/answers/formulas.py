@@ -1,4 +1,4 @@
-"""Finds formulas and numbers in prose, with the adjacent words that change their value."""
+"""Finds formulas and numbers in prose, with adjacent words if they change the value."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _EXPLAINED = re.compile(
     r"|these|it|we|i|here|note|other|explanation|reason\w*|in\s+this|my|therefore|so|if|when|to)\b",
     re.IGNORECASE,
 )
-"""Text after a choice letter that starts an explanation instead of repeating the choice."""
+"""The start of an explanation after a choice letter, as opposed to the text of the choice."""
 
 
 def _stop(text: str, at: int, pattern: re.Pattern[str]) -> int:
@@ -173,11 +173,11 @@ _OF_THINGS = re.compile(r"&[A-Za-z]|[-‑][A-Za-z]{2,}|(?<=[A-Z]) [a-z]{3,}")
 _PRIME = re.compile(r"(?<=[A-Za-z'])'(?!s\b|\s|\Z)")
 _BREAKS = set(r"\boxed \fbox \implies \therefore \because \blacksquare \square \Box \qed \checkmark".split())
 _OPERATORS = set(r"\cdot \times \le \ge \leq \geq \to \quad \qquad \right \in \cup \cap \pm".split())
-"""Commands that cannot end a formula."""
+"""Commands not allowed at a formula's end."""
 
 
 def _end_of_formula(text: str, at: int, *, lists: bool = True) -> int:
-    """Returns the end of the formula that begins at `at`, or `at` if no formula begins there.
+    """Returns the end of the formula at `at`, or `at` if no formula begins there.
 
     lists: if True, "1, 2 and 3" is one formula. A list followed by a word is not: "1, 2 apples" gives 1.
     """
@@ -337,7 +337,7 @@ _IDLE = re.compile(r"(?:[,;:=+*/|~&'\"]|(?<!\.\.)\.|(?<=.)[-–—])\Z", re.DOTA
 
 
 def _tidy(text: str) -> str:
-    """Strips the dollars around formulas, and leading and trailing signs that carry no value."""
+    """Strips the dollars around formulas, and leading and trailing signs without value."""
     text = re.sub(r"\\[()]", "", re.sub(r"(?<!\\)\$", "", text.strip()))
     if not text.startswith("\\begin"):
         text = re.sub(r"^\\\[|\\\]$", "", text.strip())
@@ -392,7 +392,7 @@ def values(line: str) -> list[Value]:
 
 
 def formula_at(text: str, at: int) -> str:
-    """Returns the number or formula that begins at `at` after spaces, or ""."""
+    """Returns the number or formula at `at`, after spaces, or ""."""
     while at < len(text) and text[at] == " ":
         at += 1
     end = _end_of_formula(text, at)

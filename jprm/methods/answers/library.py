@@ -5,7 +5,7 @@ main thread, cancels the caller's alarm and cannot interrupt one long integer op
 the worker's time and memory are limited from outside.
 
 math-verify calls two numbers equal if their difference rounds to 0 at 6 decimals, and treats factors below 1e-15 as 0.
-So numbers that it calls equal are compared again here, relative to their size.
+So numbers it calls equal are compared again here, relative to their size.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _apart(left: list[Any], right: list[Any], absolute: Any, relative: Any) -> b
 
 
 def _differ(truth: Any, answer: Any) -> bool:
-    """Returns whether answers that math-verify calls equal differ numerically, relative to their size."""
+    """Returns whether answers equal to math-verify differ numerically, relative to their size."""
     import sympy
 
     left, right = _members(truth), _members(answer)

@@ -12,7 +12,7 @@ Span = tuple[int, int]
 
 
 def any_of(phrases: str) -> str:
-    """Builds a regex that matches any phrase of a comma-separated list, e.g. "out of, in", with any white space."""
+    """Builds a regex for any phrase of a comma-separated list, e.g. "out of, in", with any white space."""
     return "(?:" + "|".join(r"\s+".join(phrase.split()) for phrase in phrases.split(",")) + ")"
 
 

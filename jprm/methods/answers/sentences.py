@@ -1,4 +1,4 @@
-"""Finds the number that a sentence states, among those it only mentions.
+"""Finds the number stated by a sentence, among the numbers it only mentions.
 
 "So she needs to babysit 5 times to have enough eggs to make 15 flans" states 5. The rules, in order:
 
@@ -57,7 +57,7 @@ def conclusion(prose: Prose) -> Mark | None:
 
 
 def stated_value(prose: Prose, sentence: Span) -> str | None:
-    """Returns the value that a sentence states (see the module docstring), or None if it has no values."""
+    """Returns the stated value of a sentence (see the module docstring), or None if it has no values."""
     start, end = sentence
     text = prose.text[:end]
     found = [Value(v.start + start, v.end + start, v.text) for v in values(text[start:])]
@@ -97,7 +97,7 @@ _NAME = re.compile(
 
 
 def _not_aside(text: str, start: int, found: Sequence[Value]) -> list[Value]:
-    """Drops the values that a sentence sets aside; returns all of them if every one is set aside."""
+    """Drops the values set aside by a sentence; returns all of them if every one is set aside."""
     tests = (
         lambda v: not _NAME.fullmatch(v.text),
         lambda v: not text.count("(", start, v.start) - text.count(")", start, v.start) > 0 or text[v.start] == "(",
@@ -118,7 +118,7 @@ _AGAIN = re.compile(
     r"|\d[\d.,%]*(?:\s+\w+)?,?\s+or(?:\s+(?:about|just))?)\s+[\\($]*\Z",
     re.IGNORECASE,
 )
-"""Words before a value that restates the previous one: "0.25 dollars, which is 25 cents"."""
+"""Words before a restated value: "0.25 dollars, which is 25 cents"."""
 
 
 # ---- Words.
@@ -160,7 +160,7 @@ _EQUALS = re.compile(r"(?<![<>=!≠:\\])=(?![=>])|≈|\\approx(?![a-zA-Z])|\\Rig
 _UNSOLVED = re.compile(
     r"(?:(?<![a-zA-Z\d])[a-zA-Z]|(?<=\d)[a-fi-kn-rt-z])(?:_\{?\w+\}?)?\s*[-+*/^]|[-+*/^]\s*[a-zA-Z](?![a-zA-Z])"
 )
-"""A left side that shows the equation is not a result, e.g. x + y = 5."""
+"""The left side of an equation without a result, e.g. x + y = 5."""
 
 
 def _results(text: str) -> Iterator[tuple[int, str]]:
@@ -225,7 +225,7 @@ _GIVEN = re.compile(
     rf"\b{any_of('the, these, those, all, both, each, every, per')}\s+(?:(?:first|last|other)\s+)?{_AT_VALUE}",
     re.IGNORECASE,
 )
-"""Words before a number that is already known, e.g. "the 5 people"."""
+"""Words before a known number, e.g. "the 5 people"."""
 
 
 def _main_clause(text: str, start: int) -> int:
@@ -279,7 +279,7 @@ def is_clause(text: str) -> bool:
 
 
 def last_statement(text: str, at: int) -> Span:
-    """Returns the last sentence of the line that begins with "therefore" and has a value, else the first sentence."""
+    """Returns the line's last sentence with "therefore" and a value, else the first sentence."""
     end = text.find("\n", at)
     spans = sentences(text, at, min(len(text) if end < 0 else end, at + LONGEST))
     return next(

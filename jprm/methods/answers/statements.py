@@ -68,7 +68,7 @@ DENIED = re.compile(
     r"|[^.?\n]{1,60}(?:\?\s*(?:no|nope|not|wait)\b|\s(?:is|was)\s+(?:wrong|incorrect|false)\b))",
     re.IGNORECASE,
 )
-"""A statement that denies an answer."""
+"""A denied answer."""
 _ADJECTIVES = re.compile(
     r"(?:correct|positive|negative|unique|clear|obvious|reasonable|simpl\w+|express\w+|given|an?|in|as"
     r"|right|wrong|unclear|not|ambiguous|consistent|rounded|already|found|the|just|that|this|required"
@@ -83,14 +83,14 @@ _VERB = re.compile(
     r"\b(?:can|could|will|would|may|might|must|shall|should|to|not|we|they|you|i|he|she|who|did|does|do|also|[a-z]+ly"
     r"|(?!(?:this|its|his|us|thus|yes|class|plus|is|was|as)\b)[a-z]{2,}(?<!')s|(?<=[a-z,] )[A-Z][a-z]+)\s+\Z"
 )
-"""Words that make "answer" a verb: "questions Mark can answer", "the tests that students answer"."""
+"""Words before the verb "answer": "questions Mark can answer", "the tests that students answer"."""
 
 
 _STEP = re.compile(r"^[A-Z]\d{1,3}:", re.MULTILINE)  # A3: of answers to subquestions; only the last one's counts
 
 
 def statements(prose: Prose) -> list[Mark]:
-    """Returns the answers that a text states as its answer, result or solution."""
+    """Returns the answers stated as answer, result or solution."""
     text, out = prose.text, []
     steps = [m.start() for m in _STEP.finditer(text)]
     for kind, pattern in (("result", _RESULT), ("phrase", _PHRASE), ("abroad", _ABROAD)):

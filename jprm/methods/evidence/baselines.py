@@ -21,7 +21,7 @@ from jprm.tree import ReasoningTree, chains_of
 
 FOLDS = 5
 FEWEST = 50
-"""Rankers need at least this many mixed problems, and as many chains with and without an error."""
+"""Minimum for a fitted baseline: problems with chains, and chains or steps per class."""
 MOST = 400
 """Maximum training problems: a ranker with 20 numbers gains little from more."""
 

@@ -246,11 +246,11 @@ CLIP = 1e-5
 
 
 def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | None = None) -> Rows:
-    """Returns per step, over the steps so far: lowest, mean and last weight in [0, 1], the lowest's relative place, the
-    sum of logs (rule `prod`), and lowest, last and mean log odds, which separate scores near 1.
+    """Summarises step scores as the numbers `SCORES`: one row per step, over the steps so far.
 
-    NaN marks a step that a judge left open; it is skipped. `odds_P` holds scores written as log odds, e.g. log ratios;
-    as weights they would all be 0 or 1.
+    A row has the lowest, mean and last weight in [0, 1], the relative place of the lowest, the sum of logs (rule
+    `prod`), and the lowest, last and mean log odds, which separate scores near 1. NaN marks a step left open by a
+    judge; it is skipped. `odds_P` holds scores written as log odds, e.g. log ratios, whose weights would all be 0 or 1.
     """
     rows, low, least, place, total, count, sum_log, sum_odds = [], math.nan, math.nan, math.nan, 0.0, 0, 0.0, 0.0
     for k, (score, odds) in enumerate(zip(score_P, log_odds(score_P) if odds_P is None else odds_P, strict=True)):
