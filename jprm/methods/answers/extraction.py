@@ -3,16 +3,16 @@ r"""Finds the final answer of a text.
 The rules, in order:
 
 1. If the text has thoughts (`</think>` and similar marks), only the text after them counts. If it has a heading "#
-Answer", as in PRM800K, only the text after the heading counts.
+   Answer", as in PRM800K, only the text after the heading counts.
 2. The last mark with an answer wins: `\boxed{}` (rule `box`), `<answer></answer>` (`tag`), "the answer is", "Answer:",
-"72 is the answer" or a chosen letter, e.g. "Option D is correct" (`statement`), and `#### 72` or a heading "Answer"
-(`heading`). An answer is a number, a formula, a choice letter, or words after a colon. Words in a sentence ("the answer
-is Tuesday"), "the result is" and "the solution is" count only if there is no such mark. An empty box, "the answer is
-not 5" and "if the answer is 5" state no answer. Words that change a number belong to it: "72 pots in total" is 72, but
-"5 or maybe 7" and "more than 72" stay whole. Boxes in a row form a list.
+   "72 is the answer" or a chosen letter, e.g. "Option D is correct" (`statement`), and `#### 72` or a heading "Answer"
+   (`heading`). An answer is a number, a formula, a choice letter, or words after a colon. Words in a sentence ("the
+   answer is Tuesday"), "the result is" and "the solution is" count only if there is no such mark. An empty box, "the
+   answer is not 5" and "if the answer is 5" state no answer. Words that change a number belong to it: "72 pots in
+   total" is 72, but "5 or maybe 7" and "more than 72" stay whole. Boxes in a row form a list.
 3. Otherwise the last sentence with a number or formula (rule `number`), and the number that it states (see
-`sentences`), e.g. 5 in "she needs to babysit 5 times to make 15 flans". Words count if a sentence concludes with them
-("Therefore, after spinning 90 degrees, she is facing **east**", rule `statement`).
+   `sentences`), e.g. 5 in "she needs to babysit 5 times to make 15 flans". Words count if a sentence concludes with
+   them ("Therefore, after spinning 90 degrees, she is facing **east**", rule `statement`).
 
 A truncated text ending in an open box or right after "the answer is" has no answer.
 """

@@ -3,11 +3,10 @@
 "So she needs to babysit 5 times to have enough eggs to make 15 flans" states 5. The rules, in order:
 
 1. If some values are bold, only these count. Values that the sentence sets aside do not: in brackets, after "compared
-to", in a condition ("when $x = 3$"), or a bare name (`n`, `ABC`) beside a number.
+   to", in a condition ("when $x = 3$"), or a bare name (`n`, `ABC`) beside a number.
 2. If the result of the text's last equation is among them, it is the stated value: the working leads there.
 3. Otherwise skip the introduction ("After 15 days, Ryan has 25 flowers") and take the value after a verb of being ("the
-total cost of 10 gallons is $28"), or else the first value.
-"""
+   total cost of 10 gallons is $28"), or else the first value."""
 
 from __future__ import annotations
 
