@@ -6,7 +6,8 @@
    to", in a condition ("when $x = 3$"), or a bare name (`n`, `ABC`) beside a number.
 2. If the result of the text's last equation is among them, it is the stated value: the working leads there.
 3. Otherwise skip the introduction ("After 15 days, Ryan has 25 flowers") and take the value after a verb of being ("the
-   total cost of 10 gallons is $28"), or else the first value."""
+   total cost of 10 gallons is $28"), or else the first value.
+"""
 
 from __future__ import annotations
 
