@@ -1,5 +1,5 @@
-"""Adapters: records of how a published PRM is read, which its own files do not tell.
+"""Adapters: records of how to read a published PRM, which its own files do not define.
 
-`jprm.load(FOLDER)` recognises the record from the folder's files. `published.PUBLISHED` holds the
-known records; a file `adapter.json` in the folder is a user's own.
+`jprm.load(FOLDER)` recognises the adapter from the folder's files. `published.PUBLISHED` holds the known records; a
+file `adapter.json` in the folder is the user's own.
 """

@@ -1,4 +1,4 @@
-"""Loads a published PRM's folder: it is recognised and checked before anything is put on the devices."""
+"""Loads a published PRM's folder; recognises and checks it before using any device."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def load(
     attention: str | None = None,
     reference: str | None = None,
 ) -> PRM:
-    """Loads the model in a folder, also of a bucket, with the named adapter (`named`) or the one that is recognised.
+    """Loads the model in a folder, local or in a bucket, with the named adapter (`named`) or the recognised one.
 
-    The decoder is stored as `dtype`, by default bfloat16 on a GPU, as these models were trained and published, and
-    float32 elsewhere; bfloat16 is the type of the computation too. `attention` is the
-    implementation (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere. With `reference`,
-    the folder may also hold any language model, or be a GGUF file: the score is the log ratio of the two.
+    The decoder is stored as `dtype`: by default bfloat16 on a GPU, in which such models are trained and published, and
+    float32 elsewhere. bfloat16 also sets the computation type. `attention` is the implementation
+    (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere. With `reference`, the folder may
+    also be any language model, or a GGUF file: the score is the log ratio of the two.
 
-    Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before anything is put on a device.
+    Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before any device is used.
     """
     place = place_of(folder)
     folder, place = local_copy(place), place.resolve()
@@ -88,7 +88,7 @@ def load(
 
 
 class _Model:
-    """A folder's tensors, opened but not read, with a LoRA merged into them, and the model's config."""
+    """Tensors of a folder, opened but not read, with a LoRA merged into them, and the model's config."""
 
     def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: str):
         lora = kind_of(folder) == "peft"
@@ -102,7 +102,7 @@ class _Model:
         self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention, **changes)
 
     def head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Returns the head's parameters in float32 as `transformer.Head` has them; every shape is checked."""
+        """Returns the head's parameters in float32, as in `transformer.Head`. Checks every shape."""
         if a.head == "lm_head":
             return self._language_head(a, ids)
         classes, width = len(a.channels), self.config.width
@@ -115,14 +115,14 @@ class _Model:
         return {"hidden_kernel": hidden_kernel, "hidden_bias": hidden_bias, "kernel": kernel, "bias": bias}
 
     def params(self, head: Mapping[str, np.ndarray], grid: Mesh) -> dict[str, Any]:
-        """Returns the decoder and the head, each in its place on the mesh."""
+        """Returns decoder and head on the mesh."""
         with jax.set_mesh(grid):
             decoder = huggingface.load_decoder(self.place, self.config, self.dtype, self.file)
             spots = {name: NamedSharding(grid, spec(*axes_of(name))) for name in head}
         return {"decoder": decoder, "head": {name: jax.device_put(head[name], spots[name]) for name in head}}
 
     def _language_head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """Returns the rows of the channels' tokens or their mean, or the whole matrix where there are no channels."""
+        """Returns the rows of the channels' tokens (or their mean), or the whole matrix if there are no channels."""
         if self.config.logit_softcap:
             raise ValueError(f"{self.place}: final_logit_softcapping is not supported where an adapter reads lm_head")
         if self.config.tied_embeddings:
@@ -139,7 +139,9 @@ class _Model:
         return {"kernel": kernel, "bias": bias} if a.channels else {"kernel": kernel}
 
     def _linear(self, module: str, count: int, rows: list[int] | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """Returns rows of the module's matrix of `count` rows as (in, out), and of its bias, 0 where it has none."""
+        """Returns the selected rows of the weight, transposed to (in, out), and of the bias (zeros if there is
+        none).
+        """
 
         def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
             if (actual := self.file.shape(name)) != shape:
@@ -153,7 +155,7 @@ class _Model:
 
 
 def context_of(a: Adapter, place: pathlib.Path) -> int | None:
-    """Returns the tokens of the longest chain that the adapter and config.json allow, None if neither says."""
+    """Returns the longest chain in tokens that the adapter and config.json allow; None if both are silent."""
     fields = read_json(place / PUBLISHED) if (place / PUBLISHED).is_file() else {}
     limits = (a.context, fields.get("max_position_embeddings"))
     return min((n for n in limits if type(n) is int and n > 0), default=None)
@@ -162,11 +164,11 @@ def context_of(a: Adapter, place: pathlib.Path) -> int | None:
 def _log_ratio(
     place: Any, folder: pathlib.Path, a: Adapter, mesh: MeshConfig | None, dtype: Dtype, attention: str | None
 ) -> PRM:
-    """Loads two language models, each a Hugging Face folder, a LoRA, a GGUF file or a run, as one scorer.
+    """Loads two language models (Hugging Face folder, LoRA, GGUF file or run) as one scorer.
 
-    Both are in memory once. A row is read by the one, then by the other; common prefixes once by each.
+    Each is in memory once. A row is read by one model, then by the other; each computes common prefixes once.
 
-    Raises ValueError if there is no second model, it has another tokenizer, or the adapter reads a head.
+    Raises ValueError if the second model is missing or has another tokenizer, or the adapter reads a head.
     """
     if a.activation != "log_ratio":
         raise ValueError(f"{place}: adapter {a.name!r} reads a head, so --reference has no use. Leave it out")
@@ -206,9 +208,9 @@ _PROBE = "A probe of merges: 3 apples + 12.5 = 15.5, na\u00efve \u4f60\u597d\n\n
 
 
 def check_one_tokenizer(one: Tokenizer, other: Tokenizer, size: int, path: Any, other_path: Any) -> None:
-    """Raises ValueError, naming both models, unless both tokenizers give a text the same ids, which `size` holds.
+    """Raises ValueError, naming both models, unless both tokenizers encode text to equal ids below `size`.
 
-    A chat model may have more special tokens than its base, and more unused rows of its embedding.
+    A chat model may have more special tokens than its base, and more unused embedding rows.
     """
     shared = min(one.vocab_size, other.vocab_size)
     same = one.encode(_PROBE) == other.encode(_PROBE) and one.vocab_size <= size
@@ -220,9 +222,9 @@ def check_one_tokenizer(one: Tokenizer, other: Tokenizer, size: int, path: Any, 
 
 
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:
-    """Returns the adapter with the problem, the closing and the control tokens of the folder's chat template.
+    """Fills in problem, closing and control tokens from the folder's chat template.
 
-    White space around steps stays where the template keeps it.
+    White space around steps is kept if the template keeps it.
     """
     (problem, end), system = conversation_of(folder), ()
     with contextlib.suppress(ValueError):  # a template may refuse a system message, or leave it out
@@ -237,7 +239,7 @@ def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Ada
 
 
 def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:
-    """Returns the layout of an adapter's templates; `ids` are those of its tokens."""
+    """Builds the layout of an adapter's templates; `ids` are the ids of its tokens."""
     a = adapter
     others = {reader: layout_of(a.in_benchmark(reader), tokenizer, ids) for reader in a.benchmarks or ()}
     return TemplateLayout(
@@ -246,13 +248,13 @@ def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) ->
 
 
 def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:
-    """Returns the ids of the adapter's tokens in the folder's own tokenizer.
+    """Returns the ids of the adapter's tokens in the folder's tokenizer.
 
-    A token is looked up by its text, which must be one token, or else by its name, as control tokens are found.
+    A token is looked up by its text, if that is one token, else by its name, as for control tokens.
 
     Raises:
-      ValueError: a token that is absent, splits or is outside the model's vocabulary, or whose id is not the published
-        one although `vocab_size` is the published vocabulary's.
+      ValueError: a token is absent, is split, or exceeds the model's vocabulary; or its id differs from the published
+        one although `vocab_size` is the published size.
     """
     probe = layout_of(dataclasses.replace(adapter, joined=True), tokenizer, {})
     id_of = {}

@@ -1,4 +1,4 @@
-"""The published PRMs, each with the source that says how it is read."""
+"""The published PRMs; each cites the source of its layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QWEN_SYSTEM = "<|im_start|>system\nPlease reason step by step, and put your fin
 _QWEN_USER = "<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>"
 
 _QWEN_OTHER_SYSTEM = "<|im_start|>system\n{system}<|im_end|>\n" + _QWEN_USER
-"""With a system message in place of the default one, as Qwen's chat template has it."""
+"""Qwen's chat template with a custom system message."""
 
 _LLAMA = {
     "<|begin_of_text|>": 128000, "<|start_header_id|>": 128006, "<|end_header_id|>": 128007, "<|eot_id|>": 128009,
@@ -40,7 +40,7 @@ _CLASSES: dict[str, Any] = dict(channels=("wrong", "right"), score={"right": 1.0
 
 
 def _verdict(right: str, wrong: str) -> dict[str, Any]:
-    """Returns the fields of a language head that says of a step by one of two tokens whether it is right."""
+    """Returns the fields of a language head that judges a step by one of two tokens."""
     return dict(joined=True, head="lm_head", channels=(right, wrong), score={right: 1.0}, semantics="value")
 
 
@@ -269,15 +269,15 @@ PUBLISHED["jprm-ternary"] = dataclasses.replace(
 )  # fmt: skip
 
 
-# ----------------------------- which adapter a folder needs: recognised from its files, or read from a user's JSON file
+# ------------------------------------------ the adapter of a folder, recognised from its files or read from a JSON file
 
 OUTER = "pretrained_model."
-"""What a value head's wrapper may put before the names of the model in it."""
+"""Prefix that a value head's wrapper may add to the names of the inner model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Signs:
-    """What identifies an adapter's folder. All fields that are set must match."""
+    """Identifying features of an adapter's folder. All fields that are set must match."""
 
     architecture: str = ""  # regular expression for the whole of the first of config.json's `architectures`
     tensor: str = ""
@@ -307,8 +307,8 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
     ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
 )
-"""Adapters by their signs; the first match counts. A causal language model's files do not tell that it is a PRM, so
-these are recognised only by their names."""
+"""Adapters by their signs; the first match counts. The files of a causal language model do not show that it is a PRM,
+so it is recognised only by name."""
 
 
 _INCORRECT = frozenset("- 0 bad error false incorrect invalid negative no wrong".split())
@@ -316,30 +316,31 @@ _CORRECT = frozenset("+ 1 correct good ok positive right true valid yes".split()
 
 
 def _of_steps(labels: tuple[str, ...]) -> bool:
-    """Returns whether the labels of a token classifier are those of incorrect and correct steps, or say nothing."""
+    """Returns whether a token classifier's labels are an incorrect and a correct step, in this order."""
     words = [label.lower().removeprefix("step_").removeprefix("label_") for label in labels]
     return len(words) == 2 and words[0] in _INCORRECT and words[1] in _CORRECT
 
 
 def correct_of(labels: Sequence[str]) -> list[str]:
-    """Returns the labels that say of a step that it is correct."""
+    """Returns the labels that mean a correct step."""
     return [label for label in labels if label.lower().removeprefix("step_").replace(" ", "_") in _GOOD]
 
 
 _GOOD = _CORRECT - {"1", "+", "yes"} | {"correct_step", "no_error", "none", "no_mistake", "success"}
-"""Labels of a correct step among several, where a number says nothing."""
+"""Labels of a correct step among several classes, where numbers have no meaning."""
 
 
 def labels_of(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the names of the classes in a config.json, "" for one without; () where it has none."""
+    """Returns the class names in a config.json, "" for a missing one; () if it has none."""
     table = fields.get("id2label")
     return tuple(str(table.get(str(i), "")) for i in range(len(table))) if isinstance(table, dict) else ()
 
 
 def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
-    """Returns the adapter with the channels that the folder's config.json names, and the score among them.
+    """Fills in channels from config.json's labels, and the score.
 
-    Raises ValueError where config.json names none, or no label or several say correct and the adapter has no score.
+    Raises ValueError if config.json has no labels, or if the adapter has no score and not exactly one label means
+    correct.
     """
     fields = read_json(folder / CONFIG)
     table, labels = fields.get("id2label"), labels_of(fields)
@@ -360,14 +361,14 @@ def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
 
 
 def named(adapter: str) -> Adapter:
-    """Returns the record of a JSON file, of a published name, or the user's own (`module:NAME`, `FILE.py:NAME`)."""
+    """Finds the adapter: a JSON file, a published name, or the user's own (`module:NAME`, `FILE.py:NAME`)."""
     if str(adapter).endswith(".json"):
         return read(adapter)
     return find_part(str(adapter), PUBLISHED, "adapter", Adapter, files=True)
 
 
 def recognise(folder: pathlib.Path) -> Adapter:
-    """Returns the adapter of a folder: its own `adapter.json`, or the published one whose signs match."""
+    """Returns the adapter of a folder: its own `adapter.json`, or the first published one with matching signs."""
     if (folder / FILE).is_file():
         return read(folder / FILE)
     lora = kind_of(folder) == "peft"
@@ -408,7 +409,7 @@ def recognise(folder: pathlib.Path) -> Adapter:
 
 
 def read(path: str | os.PathLike) -> Adapter:
-    """Reads the record in a JSON file. Raises ValueError or FileNotFoundError naming file and field."""
+    """Reads the adapter in a JSON file. Raises ValueError or FileNotFoundError, naming file and field."""
     path = path_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")

@@ -1,4 +1,4 @@
-"""`Adapter`: the record of how a checkpoint scores steps, and the JSON that a user writes it in.
+"""`Adapter`: the record of how a checkpoint scores steps, and its JSON form:
 
     {
       "name": "mine",
@@ -11,7 +11,7 @@
       "semantics": "correctness"
     }
 
-`"like": NAME` takes every field that is not given from the published record of that name.
+`"like": NAME` takes omitted fields from the published record NAME.
 """
 
 from __future__ import annotations
@@ -32,63 +32,63 @@ FILE = "adapter.json"
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """How a chain is written for a checkpoint, where its steps are scored, and what its logits mean.
+    """The layout of chains for a checkpoint, the positions of step scores, and the meaning of its logits.
 
-    A step's score is read at the last token of its template, or of `closing`. Where a published layout has more text
-    after that token, the next step's template begins with that text, so a score never depends on what comes after it.
+    A step's score is read at the last token of its template, or of `closing`. If a published layout has more text after
+    that token, the next step's template must begin with it, so that a score never depends on later text.
     """
 
     name: str
     problem: Template  # () where `chat` is true
     step: Template
     channels: Template = ()
-    """The head's outputs, in order. Of a language head: the tokens whose logits are taken."""
+    """Outputs of the head, in order; for a language head, the tokens with these logits."""
     score: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Channel to factor: the score is the sum of factor x activation over these channels."""
+    """Factor by channel: the score is the sum of factor x activation."""
     labels: bool = False
-    """Whether config.json's `id2label` names the channels, each of which is an output of its own beside the score, and
-    its `problem_type` says whether they are sigmoids. Where `score` is empty, it is the one label that says correct."""
+    """Take channels from config.json's `id2label`, each also as a separate output; its `problem_type` decides whether
+    they are sigmoids. If `score` is empty, it is the one label that means correct."""
     head: str = "score"
-    """The module of the checkpoint that holds the head; its layers may be numbered, as in a torch Sequential."""
-    mean: bool = False  # whether the one channel is the mean of a language head's logits
+    """Module with the head; its layers may be numbered, as in a torch Sequential."""
+    mean: bool = False  # the single channel is the mean of a language head's logits
     activation: Literal["softmax", "sigmoid", "none", "log_ratio"] = "softmax"
-    """Over the channels. `log_ratio` has none: the score is `scale` times the sum, over the tokens of the steps so far,
-    of log p(token) under the model less that under the model in the folder `reference`."""
-    first: Template = ()  # of the first step, where it is not `step`
+    """Activation over the channels. `log_ratio` has no channels: the score is `scale` times the log-probability of the
+    steps so far under the model, minus that under the model `reference`."""
+    first: Template = ()  # for the first step, if it differs from `step`
     closing: Template = ()
-    """Of an outcome reward model, which reads a whole conversation at its end: the template of the last step, up to
-    there. Every step is then scored as if its chain ended with it, and the next one follows `step`."""
+    """For an outcome reward model, which scores at the end of a conversation: the template of the last step, up to that
+    end. Every step is then scored as if it were the last; the next step follows `step`."""
     system: Template = ()
-    """In place of `problem` where there is a system message, with {system} and {problem}. Without it such a problem is
-    refused."""
+    """Replaces `problem` if there is a system message; must contain {system} and {problem}. If empty, problems with a
+    system message are refused."""
     turns: bool = False
-    """Whether the model was trained on trajectories too, which the tokenizer's chat template writes."""
+    """The model was also trained on trajectories, written by the tokenizer's chat template."""
     chat: bool = False
-    """Whether the folder's own chat template gives `problem`, `closing` and `system`, as
-    `jprm.methods.formats.chat_template` renders it."""
+    """Take `problem`, `closing` and `system` from the folder's chat template, as rendered by
+    `jprm.methods.formats.chat_template`."""
     tokens: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    """Strings that must be one token each, and their published ids; null where none is published."""
+    """Strings that must each be one token, with their published ids, or null."""
     vocabulary: tuple[int, ...] = ()
-    """Sizes of the published vocabularies, by config.json. The published ids are checked where the size is one."""
+    """Published vocabulary sizes in config.json. Published ids are checked only for these sizes."""
     joined: bool = False
-    """Whether the reference tokenises one joined string: then text behind text gets no word start of its own."""
-    strip: bool = False  # whether the reference drops the white space around a step
-    semantics: str = "correctness"  # of its scores, one of `jprm.tree.SEMANTICS`
-    aggregation: str = ""  # the rule its authors use, one of `jprm.score.aggregate.RULES`; "" is that of the semantics
-    context: int | None = None  # tokens of the longest chain it was made for; None: what config.json says
-    base: str = ""  # of a LoRA: the folder of the model that it changes, where adapter_config.json's is not it
-    reference: str = ""  # of log_ratio: the folder of the other model
-    scale: float = 1.0  # of log_ratio: beta
+    """The reference code tokenises one joined string, so that later parts do not start a new word."""
+    strip: bool = False  # the reference code strips white space around steps
+    semantics: str = "correctness"  # one of `jprm.tree.SEMANTICS`
+    aggregation: str = ""  # the authors' rule, one of `jprm.score.aggregate.RULES`; "": by semantics
+    context: int | None = None  # longest supported chain in tokens; None: by config.json
+    base: str = ""  # for a LoRA: folder of the base model, if adapter_config.json's is wrong
+    reference: str = ""  # for log_ratio: folder of the other model
+    scale: float = 1.0  # for log_ratio: beta
     outputs: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
-    """Further named outputs, such as types of errors: name to (channel to factor)."""
+    """Further outputs by name, e.g. error types: each a factor by channel."""
     redundancy: Mapping[str, float] | None = None
-    """Channel to factor, as `score`: a second output, by which PRMBench judges steps without need."""
+    """Factor by channel, as in `score`: a second output, by which PRMBench finds redundant steps."""
     redundancy_threshold: float | None = None  # above it a step is redundant
     threshold: float | None = None  # above it a step is correct; None: 0.5
     benchmarks: Mapping[str, Mapping[str, Any]] | None = None
-    """Fields that differ in the authors' scripts of single benchmarks, by the name of the reader of their files."""
+    """Fields that differ in the authors' benchmark scripts, by name of the benchmark's reader."""
     weight: str | None = None
-    """How a score becomes a vote's weight, one of `jprm.score.scale.Weight`; None: it is a probability."""
+    """Map from scores to vote weights, one of `jprm.score.scale.Weight`; None: the score is a probability."""
 
     def __post_init__(self):
         for field in ("problem", "step", "first", "closing", "system", "channels", "vocabulary"):
@@ -101,23 +101,23 @@ class Adapter:
 
     @property
     def score_scale(self) -> Scale:
-        """What its scores mean."""
+        """Meaning of its scores."""
         threshold = 0.5 if self.threshold is None else self.threshold
         return Scale(threshold, cast(Any, self.weight or "score"), self.redundancy_threshold)
 
     def in_benchmark(self, reader: str) -> Adapter:
-        """Returns the record as the authors' script of the benchmark of this reader has it."""
+        """Returns the record as in the authors' script for the reader's benchmark."""
         fields = (self.benchmarks or {}).get(reader)
         return dataclasses.replace(self, **fields, benchmarks=None) if fields else self
 
     @property
     def digest(self) -> str:
-        """Eight hexadecimal digits that identify the record's content."""
+        """Eight hex digits that identify the record's content."""
         return hashlib.sha256(json.dumps(to_json(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _wrong(a: Adapter) -> str:
-    """Returns what is wrong with a record, "" for nothing."""
+    """Returns the reason why a record is invalid, or ""."""
     if a.activation not in ("softmax", "sigmoid", "none", "log_ratio"):
         return f"activation {a.activation!r} is not one of softmax, sigmoid, none, log_ratio"
     if a.semantics not in SEMANTICS:
