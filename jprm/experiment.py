@@ -383,6 +383,9 @@ class OptimizerConfig:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"optimizer.{field}={pattern!r} is no regular expression: {error}") from None
+        for field, known in {"name": ("adamw", "muon"), "decay": ("constant", "cosine", "linear")}.items():
+            if (value := getattr(self, field)) not in known and ":" not in value:
+                raise ValueError(f"optimizer.{field}={value!r} is not one of {', '.join(known)}, nor FILE.py:NAME")
         if self.spike and not self.spike > 1:
             raise ValueError(f"optimizer.spike={self.spike} must be above 1, or 0 for never")
 

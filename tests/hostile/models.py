@@ -44,7 +44,7 @@ GGUF = {  # name to the file and what the refusal says
     "a name without end": (gguf([struct.pack("<Q", HUGE)]), "beyond the end"),
     "fields without end": (gguf(counts=(0, HUGE)), "beyond the end"),
     "tensors without end": (gguf(counts=(HUGE, 0)), "beyond the end"),
-    "axes without end": (gguf(tensors=[text("a") + struct.pack("<I", 2**32 - 1)]), "beyond the end"),
+    "axes without end": (gguf(tensors=[text("a") + struct.pack("<I", 2**32 - 1)]), "dimensions"),
     "an unknown type": (gguf([text("a") + struct.pack("<I", 77)]), "metadata of type 77"),
     "a field twice": (gguf([field("a", U32, 1), field("a", U32, 2)]), "a is there twice"),
     "a tensor twice": (gguf(tensors=[tensor("a"), tensor("a", at=128)], data=bytes(256)), "a is there twice"),
