@@ -65,9 +65,7 @@ def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, An
 
 
 def only_turns(tree: ReasoningTree) -> ReasoningTree:
-    """Reduces a tree of messages to its steps, with the context of each under `AROUND`; returns other trees
-    unchanged.
-    """
+    """Reduces a tree of messages to its steps, with their context under `AROUND`; keeps other trees."""
     if not tree.of_messages:
         return tree
     only = steps_only(tree)

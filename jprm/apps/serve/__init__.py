@@ -1,4 +1,4 @@
-"""`jprm serve`: scores over HTTP. Here is what its options say; the other files need a web framework."""
+"""`jprm serve`: scores over HTTP. This file holds only the options; the other files import a web framework."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from jprm.apps import Name, StoredAs, one_of
 from jprm.apps.web import Listen
 
 Weights = Literal["copied", "split"]
-"""How several devices hold a model: each all of it, or each a part."""
+"""Parameters on several devices: a full copy on each, or a part on each."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ServeConfig(Listen):
-    """How `jprm serve` listens and what it accepts.
+    """Address and limits of `jprm serve`.
 
     Attributes:
-      longest: Tokens of the longest chain.
-      prefix_tokens: Tokens whose keys and values stay on the device, so that a client that sends `prompt_cache_key` has
-        of its next request only the changed part computed; 0 for none.
-      queue_seconds: Seconds of work that may wait. Further requests get status 503 and the time to come back after.
-      answer_seconds: Seconds in which a request is answered, or gets status 504.
-      items: Texts, steps, nodes and samples of one request, together and at most; more get status 413.
-      critiques: Critiques that one request may ask of a judge, at most.
+      longest: The most tokens of a chain.
+      prefix_tokens: Tokens whose keys and values are cached on the device. If a client sends `prompt_cache_key`, only
+        the changed part of its next request is computed. 0 disables the cache.
+      queue_seconds: The most seconds of queued work. Further requests get status 503 with a Retry-After header.
+      answer_seconds: The time limit of a request in seconds; later answers become status 504.
+      items: The most texts, steps, nodes and samples of a request together; larger requests get status 413.
+      critiques: The most critiques that a request may ask of a judge.
     """
 
     longest: int = 8192
@@ -47,26 +47,27 @@ class ServeConfig(Listen):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served(ServeConfig):
-    """What `jprm serve` serves, and how.
+    """Models and options of `jprm serve`.
 
     Attributes:
-      model: Folders of trained or published models, also in a bucket. A request names a folder, or takes the first.
-      judge: Judges beside the models or alone, as for `jprm score --judge`; a request names a file without `.json`.
-      policy: What writes steps for /v1/continue and /v1/chat/completions: a model's folder, a GGUF file, or a policy's
-        JSON file.
-      view: How prompts of /get_reward and /v1/rewards are written: {"prompt": "...{problem}...", "ends": [...],
+      model: Folders of trained or published models, also in a bucket. A request names a folder; the first is the
+        default.
+      judge: Judges, beside models or alone, as in `jprm score --judge`. A request names a file without `.json`.
+      policy: The policy that writes steps for /v1/continue and /v1/chat/completions: a model folder, a GGUF file, or a
+        policy's JSON file.
+      view: The format of prompts in /get_reward and /v1/rewards, e.g. {"prompt": "...{problem}...", "ends": [...],
         "segmentation": "auto"}.
-      tokenizer: Tokenizers of callers that send token ids to /v1/rewards: folders, or files tokenizer.json, .model or
-        .gguf. A request names a folder or file, or takes the first.
-      calibration: Results of `jprm search` for problems with known answers, by which /v1/chat/completions abstains
-        where a request names an `error_rate`. Its own searches must be the same.
-      adapter: How to read a published model whose files do not show it: a name, or a JSON file.
-      reference: A smaller language model: the models' scores are log ratios to it, as in `jprm score`.
-      dtype: How the parameters are stored; int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
-        trained; a published model in float32, on a GPU in bfloat16.
+      tokenizer: Tokenizers for clients that send token ids to /v1/rewards: folders, or tokenizer.json, .model or .gguf
+        files. A request names a folder or file; the first is the default.
+      calibration: Results of `jprm search` on problems with known answers. /v1/chat/completions uses them to abstain if
+        a request has an `error_rate`. They must come from the same kind of search.
+      adapter: Adapter of a published model that cannot be detected: a name or a JSON file.
+      reference: A smaller language model: the scores are log ratios to it, as in `jprm score`.
+      dtype: Storage type of the parameters. int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
+        trained; for a published model float32, on a GPU bfloat16.
       attention: The attention implementation, as in `jprm score`.
-      weights: Whether every local device has a copy of the parameters and rows of its own, or a part of the parameters,
-        for a model that is too large for one device.
+      weights: Whether each local device has a copy of the parameters and its own rows, or only a part of the
+        parameters, for a model that is too large for one device.
     """
 
     model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = ()

@@ -1,6 +1,7 @@
-"""The server: its routes, who may call them, what is measured.
+"""The server: routes, access and metrics.
 
-The port opens first. Then the models are loaded, and compiled while what is ready is served, until SIGTERM.
+The port opens first. Then the models are loaded; while they compile, requests that can already be answered are served.
+SIGTERM ends the server.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.tree import read_records
 
 DRAIN_SECONDS = 60
-"""How long requests may take to be answered after SIGTERM."""
+"""Time to finish open requests after SIGTERM."""
 
 SWITCH_SECONDS = 0.001
-"""After which a thread that reads a large request gives way to others, a fifth of Python's own."""
+"""The thread switch interval, a fifth of Python's default, so that reading a large request does not block others."""
 
 
 def serve(config: Served, say: Callable[[str], None] = print) -> None:
-    """Serves models by their folders' names until SIGTERM or Ctrl-C, and answers every request that it admitted.
+    """Serves models under their folders' names until SIGTERM or Ctrl-C; finishes all admitted requests.
 
-    Raises ValueError if others reach the address without a key, if no model is named, or if two have the same name.
+    Raises ValueError if the address is public but no key is set, no model is named, or two models share a name.
     """
     if not config.model and not config.judge:
         raise ValueError("name the folder of a model to serve, or a judge's file with --judge")
@@ -128,13 +129,13 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
 
 
 def serving(config: ServeConfig) -> dict[str, Any]:
-    """Returns uvicorn's arguments. Raises OSError where the port cannot be had."""
+    """Returns uvicorn's arguments. Raises OSError if the port is unavailable."""
     opened(config).close()
     return listening(config, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30)
 
 
 def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
-    """Returns a cache of prefixes, or None for 0 tokens and for models that cannot have one."""
+    """Returns a prefix cache; None if `tokens` is 0 or the model does not support one."""
     try:
         return PrefixCache(prm, tokens) if tokens else None
     except NotImplementedError:
@@ -145,13 +146,13 @@ PAGE = files_of(
     "jprm.apps.web", "base.css", "app.css", "call.js", "chain.js", "markdown.js", "markdown/markdown-it.min.js"
 )
 PAGE |= files_of("jprm.apps.serve", "playground.css", "playground.js") | MATH
-"""The playground's files."""
+"""Files of the playground."""
 
 DOCS = files_of("jprm.apps.web", "base.css", "app.css") | files_of("jprm.apps.serve", "docs.css")
-"""The files of the page of routes."""
+"""The files of the routes page."""
 
 OPEN = ("/health", "/ready", "/", *PAGE, "/openapi.json", "/docs", "/docs.css")
-"""Routes that need no key: a load balancer asks them, or they are pages without data, one of which asks for the key."""
+"""Routes without a key: health checks for load balancers, and pages without data (the playground asks for the key)."""
 
 
 def make_app(
@@ -163,15 +164,15 @@ def make_app(
     tokenizers: Mapping[str, Tokenizer] | None = None,
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> Starlette:
-    """Returns the application of engines that score already.
+    """Builds the application for engines that are ready to score.
 
     Args:
       engines: one per model; the first is the default.
-      key: what a client sends as `Authorization: Bearer KEY`; None where no key is needed.
-      view: how OpenRLHF's prompts are written.
-      policy: what writes the steps of /v1/continue.
-      tokenizers: of the callers of /v1/rewards, by name; the first is the default.
-      calibration: results of a search with known answers, by which /v1/chat/completions abstains.
+      key: clients must send `Authorization: Bearer KEY`; None if no key is needed.
+      view: the format of OpenRLHF's prompts.
+      policy: writes the steps for /v1/continue.
+      tokenizers: of the clients of /v1/rewards, by name; the first is the default.
+      calibration: search results with known answers, which /v1/chat/completions uses to abstain.
     """
     app = _application(config, key, policy is not None)
     begin(app, engines, view or View(), policy, tokenizers or {}, calibration)
@@ -186,14 +187,14 @@ def begin(
     tokenizers: Mapping[str, Tokenizer],
     calibration: Sequence[Mapping[str, Any]] | None,
 ) -> None:
-    """Gives an application what it serves, as `make_app` takes it."""
+    """Attaches the engines and options to an application; see `make_app`."""
     by_name = {engine.name: engine for engine in engines}
     app.state.view = view
     app.state.server = Server(by_name, app.state.listen, Writer(policy) if policy else None, tokenizers, calibration)
 
 
 def _application(config: ServeConfig, key: str | None, policy: bool) -> Starlette:
-    """Returns the application before it has anything to serve: routes of scores answer 503 until `begin`."""
+    """Builds the application without engines: scoring routes answer 503 until `begin` is called."""
     registry = prometheus_client.CollectorRegistry()
     described = operations()
     document = openapi.document(described, key is not None, config.root_path)
@@ -229,7 +230,6 @@ def _application(config: ServeConfig, key: str | None, policy: bool) -> Starlett
 
 
 def operations() -> dict[str, Operation]:
-    """Returns the routes by path."""
     every = {
         "/health": Operation(lambda request: PlainTextResponse("ok"), "Whether the server lives."),
         "/ready": Operation(_ready, "Whether every model scores: 200, or 503 with the reason.", READY),
@@ -286,7 +286,7 @@ READY: dict[str, tuple[Any, str]] = {
 
 
 async def _ready(request: Request) -> Response:
-    """Answers 200 where every model scores, else 503 with the reason, and in both cases with what is compiled."""
+    """Answers 200 if every model can score, else 503 with the reason; both list the compiled programs."""
     server: Server | None = request.app.state.server
     if server is None:
         return JSONResponse({"ready": False, "reason": "the models are loading", "left": ["loading"]}, 503)
@@ -312,7 +312,7 @@ async def _metrics(request: Request) -> Response:
 
 
 class _EngineCounters(prometheus_client.registry.Collector):
-    """What every engine has done: counters, whose rates Prometheus computes, and what waits now."""
+    """Exports the counters of every engine, and the work that is waiting."""
 
     def __init__(self, app: Starlette):
         self.app = app
@@ -340,7 +340,7 @@ class _EngineCounters(prometheus_client.registry.Collector):
 
 
 class _Measured:
-    """Counts requests and their seconds by route and status, and nothing of what they hold."""
+    """Measures request times by route and status; never records request content."""
 
     def __init__(self, app: ASGIApp, registry: prometheus_client.CollectorRegistry, paths: Sequence[str]):
         self.app, self.paths = app, paths

@@ -1,4 +1,4 @@
-"""What every route of scores shares: the models, the bounds of a request, its tokens, and its answer in time."""
+"""Shared by all scoring routes: models, request limits, token counts, and answers within the time limit."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """What routes work with: the models by name, the first being the default; what is accepted; a policy; and the
-    tokenizers of callers."""
+    """The state that routes use: engines by name (the first is the default), limits, policy, and client tokenizers."""
 
     engines: Mapping[str, Engine]
     config: ServeConfig
@@ -43,7 +42,7 @@ class Server:
     calibration: Sequence[Mapping[str, Any]] | None = None  # results of a search whose answers are known
 
     def engine(self, name: str | None) -> Engine:
-        """Returns the engine of the model with this name; for None, the first model's."""
+        """Returns the engine with this name, by default the first. Raises Refusal (404) if it is unknown."""
         if name is None:
             return next(iter(self.engines.values()))
         if name not in self.engines:
@@ -52,27 +51,27 @@ class Server:
 
     @property
     def policy(self) -> Writer:
-        """The policy that writes steps. Raises Refusal (400) where there is none."""
+        """The policy that writes steps. Raises Refusal (400) if there is none."""
         if self.writer is None:
             raise Refusal(400, "this server has no policy: start it with --policy", "model")
         return self.writer
 
 
 def server_of(request: Request) -> Server:
-    """Returns what is served. Raises Refusal (503) while the models are loading."""
+    """Returns the server state. Raises Refusal (503) while the models are loading."""
     if request.app.state.server is None:
         raise Refusal(503, "the models are loading: come back later", headers={"Retry-After": "2"})
     return request.app.state.server
 
 
 class Call:
-    """A request to a model, on its way from what was sent to scores.
+    """A request to a model.
 
     Attributes:
-      engine: of the model that the request names; the first one's for None.
-      rule: what makes a chain's score of its steps': the request's, else the model's.
+      engine: the engine of the named model, by default the first.
+      rule: aggregates step scores to a chain score: the request's rule, or else the model's.
 
-    Raises Refusal: 503 while the models are loading, 404 for an unknown model.
+    Raises Refusal: 503 while the models are loading, 404 if the model is unknown.
     """
 
     def __init__(self, request: Request, model: str | None, rule: Rule | None = None):
@@ -81,7 +80,7 @@ class Call:
         self.rule = rule or self.engine.prm.rule
 
     def admit(self, tokens: int = 0) -> None:
-        """Raises Refusal (503, with the time to come back) where work of so many tokens would wait for too long."""
+        """Raises Refusal (503, with Retry-After) if work of `tokens` tokens would wait too long."""
         wait = self.engine.wait_seconds(tokens)
         if wait > self.config.queue_seconds:
             seconds = math.ceil(wait - self.config.queue_seconds)
@@ -90,15 +89,15 @@ class Call:
             )
 
     def check_items(self, records: Sequence[Any], param: str | None = None, place: str = "") -> None:
-        """Refuses what holds too much, before anything is made of it.
+        """Checks the size of a request before it is parsed.
 
         Args:
-          records: as they were sent: objects, or texts.
-          param: the field that they are in.
-          place: of a record, such as `documents[{}]` with its index.
+          records: objects or texts, as sent.
+          param: the field that holds them.
+          place: a template for error messages, e.g. `documents[{}]`.
 
-        Raises Refusal: 413 for more steps, nodes, samples, turns and records together than the server takes, 400 for a
-        text that no chain has room for.
+        Raises Refusal: 413 if there are too many steps, nodes, samples, turns and records together, 400 if a text is
+        too long for any chain.
         """
         left, most = itertools.count(), CHARACTERS * self.config.longest
         for i, record in enumerate(records):
@@ -113,7 +112,7 @@ class Call:
                     )
 
     def check_trees(self, trees: Sequence[ReasoningTree]) -> None:
-        """Raises Refusal (413) for chains whose lengths together are too much to list, and too many critiques."""
+        """Raises Refusal (413) if the total chain length, or the number of critiques, is too large."""
         config = self.config
         total = sum(_lengths(tree) for tree in trees)
         if total > LENGTHS * config.items:
@@ -124,9 +123,9 @@ class Call:
             raise Refusal(413, f"{critiques:,} critiques, and a request may ask for {most}: send it in parts")
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns the tokens of the trees, as `Engine.tokens_of`.
+        """Returns the tokens of the trees; see `Engine.tokens_of`.
 
-        Raises Refusal (400) for a chain longer than the server or model takes, and as `check_trees` and `check_size`.
+        Raises Refusal (400) if a chain is too long for the server or model, and like `check_trees` and `check_size`.
         """
         self.check_trees(trees)
         try:
@@ -137,7 +136,7 @@ class Call:
         return tokens
 
     def check_size(self, tokens: int) -> None:
-        """Raises Refusal for work that by the measured rate takes longer than an answer may (413), and as `admit`."""
+        """Raises Refusal (413) if work of `tokens` tokens would exceed the time limit, and like `admit`."""
         most, rate = self.config.answer_seconds, self.engine.rate
         if rate and tokens > most * rate:
             seconds = tokens / rate
@@ -148,7 +147,7 @@ class Call:
 
     @contextlib.contextmanager
     def naming(self, what: str, trees: Callable[[], Sequence[ReasoningTree | None]]) -> Iterator[None]:
-        """Names the place of the first tree that `tokens_of` refuses (400) by itself, such as `samples[3]`."""
+        """If `tokens_of` refuses trees (400), names the first one at fault, e.g. `samples[3]`."""
         try:
             yield
         except Refusal as refusal:
@@ -159,16 +158,16 @@ class Call:
             raise
 
     async def worked(self, work: Callable[[], T], items: int = 1) -> T:
-        """Returns what `work` does: in a thread where it may take long, as `jprm.apps.web.http.worked`."""
+        """Runs `work`, in a thread if it may take long; see `jprm.apps.web.http.worked`."""
         return await worked(self.request, work, items)
 
     async def answer(self, future: concurrent.futures.Future, deadline: float | None = None) -> Any:
-        """Returns the future's result. Cancels it where the client goes away or the time is up.
+        """Waits for a future; cancels it if the client disconnects or the time is up.
 
-        `deadline`, by `time.monotonic`, is that of an answer that begins now where it is None.
+        `deadline` is a `time.monotonic` value; by default, `answer_seconds` from now.
 
-        Raises Refusal: 504 when late, 499 when the client has gone, 400 for a request that the model refuses, 500
-        for anything else that fails.
+        Raises Refusal: 504 if late, 499 if the client disconnected, 400 if the model refuses the request, 502 if a
+        judge's policy fails, 500 for any other failure.
         """
         waiting, leaving = asyncio.wrap_future(future), asyncio.ensure_future(gone(self.request))
         seconds = self.config.answer_seconds
@@ -192,9 +191,9 @@ class Call:
             waiting.cancel()
 
     async def in_turn(self, pieces: Sequence[Callable[[], concurrent.futures.Future]]) -> list[Any]:
-        """Returns the results of the pieces of one request, which others' requests may come between.
+        """Returns the results of the pieces of one request, between which other requests may run.
 
-        One is begun while the one before it runs. All have the time of one answer. Raises Refusal as `answer`.
+        Each piece is started while the previous one runs. All share one time limit. Raises Refusal like `answer`.
         """
         deadline = time.monotonic() + self.config.answer_seconds
         futures: list[concurrent.futures.Future] = []
@@ -210,7 +209,7 @@ class Call:
                 future.cancel()
 
     async def outputs_of(self, tree: ReasoningTree, tokens: int, caller: str) -> tuple[Outputs, int | None]:
-        """Returns a tree's named outputs, and for a caller how many tokens an earlier tree had."""
+        """Returns a tree's named outputs, and the number of cached tokens (None without a `caller`)."""
         if not caller:
             return (await self.answer(self.engine.score([tree], tokens)))[0], None
         return await self.answer(self.engine.score_cached(tree, tokens, caller))
@@ -218,10 +217,10 @@ class Call:
     async def single_chains(
         self, name: str, places: Sequence[int], chain: Callable[[int], ReasoningTree | None]
     ) -> tuple[list[tuple[float, np.ndarray] | None], int]:
-        """Scores chains of one sample each, of which refusals call the one at a place i of the request NAME[i].
+        """Scores single chains; error messages call the chain at place i `NAME[i]`.
 
-        Returns of each its score by the rule and those of its steps, (N,), or None for a blank one, for which `chain`
-        gives None; and the tokens of all. Raises Refusal (502) where a judge gave no score.
+        Returns (chain score, step scores (N,)) for each chain, or None if `chain` returned None for a blank one; and
+        the tokens of all. Raises Refusal (502) if a judge gave no score.
         """
 
         def read() -> tuple[list[ReasoningTree | None], int]:
@@ -251,7 +250,7 @@ class Call:
         return await self.worked(scored, len(places)), tokens
 
     def chains(self, tree: ReasoningTree, score_N: np.ndarray) -> list[dict[str, Any]]:
-        """Returns for every chain its nodes, its score by the rule, and the node of its lowest score."""
+        """Returns the nodes, the score and the lowest-scoring node of every chain."""
         paths = chains_of(tree)
         value_B, _ = chain_scores([score_N[path].tolist() for path in paths], self.rule, self.engine.prm.scale)
         known = [[node for node in path if np.isfinite(score_N[node])] for path in paths]
@@ -263,14 +262,14 @@ class Call:
 
 
 CHARACTERS = 64
-"""A text of more characters for every token of the longest chain is not tokenised: no tokenizer makes so few of it."""
+"""The most characters per token of the longest chain; longer texts are refused before tokenising."""
 
 LENGTHS = 64
-"""The lengths of a request's chains together, in steps, at most so many times its items: an answer lists each chain."""
+"""The total chain length of a request, in steps, is at most this many times its item limit."""
 
 
 def _items(record: Any) -> Iterator[Any]:
-    """Yields the texts, steps, nodes, samples and turns that a record as it was sent holds."""
+    """Yields the texts, steps, nodes, samples and turns in a record, as sent."""
     if not isinstance(record, dict):
         yield record
         return
@@ -283,11 +282,11 @@ def _items(record: Any) -> Iterator[Any]:
 
 _LISTS = ("steps", "nodes", "completions", "messages", "samples")
 _TEXTS = ("problem", "prompt", "system", "response", "text", "content", "reasoning_content")
-"""Fields of records that hold items, and those whose texts become chains."""
+"""Fields that hold items, and fields with texts that become chains."""
 
 
 def _lengths(tree: ReasoningTree) -> int:
-    """Returns the sum of the chains' lengths, in nodes, without making the chains."""
+    """Returns the total length of all chains, in nodes, without building them."""
     depth, inner = [], set()
     for node in tree.nodes:
         depth.append(1 + (depth[node.parent] if node.parent >= 0 else 0))
@@ -297,7 +296,7 @@ def _lengths(tree: ReasoningTree) -> int:
 
 @contextlib.contextmanager
 def placed(where: str, param: str | None = None) -> Iterator[None]:
-    """Names the place, such as `samples[3]`, in a Refusal that does not name it."""
+    """Adds the place, e.g. `samples[3]`, to a Refusal that lacks it."""
     try:
         yield
     except Refusal as refusal:
@@ -306,22 +305,22 @@ def placed(where: str, param: str | None = None) -> Iterator[None]:
 
 
 def finite(score: float) -> float | None:
-    """Returns a score as JSON has it: null where a judge gave none."""
+    """Returns a score for JSON: null if a judge gave none."""
     return float(score) if math.isfinite(score) else None
 
 
 def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
-    """Returns the tokens of a request in OpenAI's form. A prefix that its chains share counts once."""
+    """Returns token counts in OpenAI's form. A shared prefix counts once."""
     counts: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     return counts if cached is None else counts | {"prompt_tokens_details": {"cached_tokens": cached}}
 
 
 WAITING = 8
-"""Requests that may wait for the policy."""
+"""The most requests that may wait for the policy."""
 
 
 class Writer:
-    """A policy and its thread: it samples for one request at a time, for as long as its client waits."""
+    """A policy and its thread. Samples for one request at a time, as long as its client waits."""
 
     def __init__(self, policy: Policy):
         self.policy, self._room = policy, threading.Semaphore(WAITING)
@@ -330,8 +329,7 @@ class Writer:
     def run(
         self, function: Callable[[InPieces], Any], tell: Callable[[dict[str, int]], Any] = lambda state: None
     ) -> Work:
-        """Returns the future of what a function of the policy returns in its thread. Raises Refusal (503)
-        where enough requests wait."""
+        """Runs a function of the policy in its thread. Raises Refusal (503) if too many requests wait."""
         if not self._room.acquire(blocking=False):
             raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
         future = started(self._thread, lambda work: function(InPieces(self.policy, work, tell)))

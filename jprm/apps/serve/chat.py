@@ -2,11 +2,11 @@
 
     client.chat.completions.create(model="prm", messages=[...], extra_body={"search": {"method": "beam", "width": 4}})
 
-The policy of `--policy` writes steps, the model scores them, and a method of `jprm search` decides. With `stream` the
-answer begins with chunks of progress, which have an empty delta and a field `search`. With `error_rate` the answer is a
-refusal where the conformal filter does not accept it, by results that `--calibrate` names.
+The `--policy` writes steps, the model scores them, and a method of `jprm search` decides. With `stream`, the answer
+begins with progress chunks, which have an empty delta and a field `search`. With `error_rate`, the answer is a refusal
+if the conformal filter, calibrated on `--calibrate`, does not accept it.
 
-The search runs in the policy's thread. Its scores come from the engine, which serves other requests between.
+The search runs in the policy's thread. Its scores come from the engine, which serves other requests in between.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from jprm.options import OptionError, values_of
 from jprm.tree import ReasoningTree, path_to
 
 BUDGET, MOST = 8192, 65536
-"""Generated tokens of a request that names no budget, and at most."""
+"""Generated tokens of a request: default and maximum."""
 
 AT_ONCE = 256
-"""Samples of one round, of which the length may not be known yet."""
+"""The most samples of one round, since their length may be unknown."""
 
 _ROUNDS = ("n", "simulations", "rounds", "max_steps")
-"""Options that say how long a search goes on, and not how much it samples at once."""
+"""Options that limit the length of a search, rather than its samples per round."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatRequest(RequestFields):
-    """OpenAI's chat completions, answered by a search of the policy under the model's scores."""
+    """OpenAI's chat completions, answered by a search with the policy and the model's scores."""
 
     messages: Annotated[Sequence[dict], "One user's message."]
     search: Annotated[dict | None, "method and its options, choose, rule, seed, budget, error_rate, confidence."] = None
@@ -73,7 +73,7 @@ FRACTION = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchRequest(RequestFields):
-    """The field `search`, in which the options of the method stand beside these."""
+    """The field `search`: these fields and the method's options."""
 
     method: Annotated[str, "Its name in `METHODS`."] = "best-of-n"
     choose: Annotated[Choice, "As `SearchConfig` has it, like the fields below."] = "weighted"
@@ -125,7 +125,7 @@ async def chat(request: Request) -> Response:
 async def _events(
     counts: bool, engine: Engine, result: Callable[[], Any], end: Callable[[], Any], progress: asyncio.Queue
 ) -> AsyncIterator[bytes]:
-    """Yields progress while the search runs, then the answer and if wanted its counts, as server-sent events."""
+    """Yields progress while the search runs, then the answer and optionally its usage, as server-sent events."""
     about = _about(engine, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], reason: str | None = None, **more: Any) -> bytes:
@@ -164,11 +164,11 @@ def _about(engine: Engine, kind: str) -> dict[str, Any]:
 # ---- What is asked for.
 
 _REFUSED = ("tools", "functions", "logprobs", "response_format", "audio", "modalities")
-"""Fields of OpenAI's API that a search would not follow. Those of sampling are the policy's own, in its file."""
+"""OpenAI fields that a search cannot honour. Sampling options are set in the policy's file."""
 
 
 def _question(sent: ChatRequest, engine: Engine) -> tuple[str, SearchRequest, SearchConfig]:
-    """Returns the problem, and how it is searched."""
+    """Parses the problem and the search options."""
     # The checks of an exchange, on an answer that is not there yet
     texts = exchange({"messages": [*sent.messages, {"role": "assistant", "content": "-"}]}, "body")
     if "system" in texts:
@@ -201,7 +201,7 @@ def _question(sent: ChatRequest, engine: Engine) -> tuple[str, SearchRequest, Se
 
 
 class _Scores:
-    """A model as a search calls it, over the engine: what an earlier round computed is kept by a key of the search."""
+    """An engine as the scorer of a search; earlier rounds are cached under a key of the search."""
 
     def __init__(self, engine: Engine):
         self.engine, self.scale, self.semantics = engine, engine.prm.scale, engine.prm.semantics
@@ -221,7 +221,7 @@ def _searched(
     problem: str, asked: SearchRequest, config: SearchConfig, policy: InPieces, engine: Engine,
     known: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Returns the answer's fields. Raises Refusal where the policy gives nothing."""
+    """Runs the search; returns the answer's fields. Raises Refusal if the policy returns nothing."""
     scores = _Scores(engine)
     try:
         ((_, tree),) = search([Problem(problem)], policy, Rescorer(scores), config)
@@ -249,7 +249,6 @@ def _searched(
 
 
 def _steps(result: Mapping[str, Any]) -> list[str]:
-    """Returns the steps of the chosen chain."""
     chosen = result["search"]["chosen"]
     if "samples" in result:
         return result["samples"][chosen]["steps"]
@@ -258,7 +257,7 @@ def _steps(result: Mapping[str, Any]) -> list[str]:
 
 
 def _accepted(result: Mapping[str, Any], known: Sequence[Mapping[str, Any]], asked: SearchRequest) -> dict[str, Any]:
-    """Returns what the conformal filter says. Raises Refusal where the calibration was searched otherwise."""
+    """Returns the verdict of the conformal filter. Raises Refusal if the calibration used a different search."""
     this_way, other = way_of(result, 1), way_of(known[0], 1)
     if differing := sorted(key for key in this_way.keys() | other.keys() if this_way.get(key) != other.get(key)):
         key = differing[0]

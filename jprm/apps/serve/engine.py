@@ -1,7 +1,7 @@
-"""Threads: one packs what waits, equal problems as one tree; one runs on the device what is packed; one compiles ahead.
+"""The engine's threads: one packs waiting work (merging equal problems), one runs the device, one compiles ahead.
 
-The server answers while it compiles. Rows are at first as short as what is compiled, so that chains that fit are scored
-at once, and a longer chain has its length of rows compiled next.
+The server answers while it compiles. At first, rows are limited to the compiled lengths, so that chains that fit are
+scored at once; a longer chain has its row length compiled next.
 """
 
 from __future__ import annotations
@@ -30,27 +30,29 @@ from jprm.tokenizer import JsonTokenizer
 from jprm.tree import Node, ReasoningTree, chain_tree
 
 BATCH_TOKENS = 8192
-"""Tokens of a full batch, equal problems once: several rows, and still an answer in reasonable time."""
+"""Tokens of a full batch, equal problems counted once: several rows, but still answered in reasonable time."""
 
 PAUSE, PAUSE_SHARE = 0.01, 0.05
-"""Seconds that a free device waits for one more job, where some wait, and at most what share of the last batch's time.
-Callers who ask again when they have an answer would else form two groups, whose batches of half the size alternate."""
+"""How long an idle device waits for one more job, in seconds and as a fraction of the last batch's time.
+
+Without it, callers that ask again after an answer would form two groups with alternating batches of half the size.
+"""
 
 SHORT = BATCH_TOKENS // 4
-"""Tokens of work that is let in between the rows of longer work."""
+"""The most tokens of work that may run between the rows of longer work."""
 
 Outputs = dict[str, np.ndarray]
 
 
 class Closed(Refusal):
-    """The engine ends and takes no more work."""
+    """The engine is shutting down and takes no more work."""
 
     def __init__(self):
         super().__init__(503, "the server is shutting down", headers={"Retry-After": "5"})
 
 
 Problem = tuple[str, str]
-"""A problem and its system message: trees with both equal are packed as one."""
+"""A problem and its system message; trees with the same pair are merged."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -66,12 +68,12 @@ class _Job:
 
     @functools.cached_property
     def problems(self) -> dict[Problem, int]:
-        """The tokens of every problem, which a batch has once; four characters are taken for a token."""
+        """The tokens of every problem, which a batch has once, at four characters per token."""
         return {problem_of(tree): sum(map(len, problem_of(tree))) // 4 for tree in self.trees if not self.alone}
 
 
 def _merged(jobs: Sequence[_Job]) -> Iterator[int]:
-    """Yields the tokens of a batch of the first job, of the first two and so on, with equal problems once."""
+    """Yields the tokens of a batch with the first job, the first two jobs, etc., with equal problems counted once."""
     size, problems = 0, set()
     for job in jobs:
         shared = sum(tokens for problem, tokens in job.problems.items() if problem in problems)
@@ -85,13 +87,13 @@ def _tokens(jobs: Iterable[_Job]) -> int:
 
 
 class Programs:
-    """The lengths of rows for which a model is compiled, each once, by the thread that needs it first.
+    """The row lengths for which a model is compiled. Each is compiled once, by the first thread that needs it.
 
     Attributes:
-      lengths: what `compile_all` compiles, the shortest first.
-      seconds: that a length's program took, by length, once it is there.
-      failed: why a length could not be compiled, by length.
-      prefixes: whether the programs of kept prefixes are there.
+      lengths: the lengths for `compile_all`, the shortest first.
+      seconds: compile time by length, for compiled lengths.
+      failed: error by length.
+      prefixes: whether the programs of the prefix cache are compiled.
     """
 
     def __init__(self, prm: PRM, lengths: Sequence[int] = ()):
@@ -108,7 +110,7 @@ class Programs:
 
     @property
     def row(self) -> int | None:
-        """The longest row that is compiled with all shorter ones; None where `lengths` is empty."""
+        """The longest compiled length with all shorter ones compiled too; None if `lengths` is empty."""
         row = self.lengths[0] if self.lengths else None
         for tokens in self.lengths:
             if tokens not in self.seconds:
@@ -129,7 +131,7 @@ class Programs:
         say(f"compiled for rows of {lengths} tokens in {sum(self.seconds.values()):.1f} s")
 
     def compile(self, tokens: int) -> None:
-        """Compiles rows of so many tokens, unless that is done or has failed."""
+        """Compiles rows of `tokens` tokens, unless that is done or has failed."""
         if tokens in self.seconds or tokens in self.failed:
             return
         with self._one:
@@ -146,21 +148,21 @@ class Programs:
 
 
 class Engine:
-    """Scores trees of many callers.
+    """Scores trees for many callers.
 
-    Whenever the device is free, all that waits becomes a batch, up to BATCH_TOKENS; what the callers of the last batch
-    ask next may still join it. While one runs, a batch that no later job could join is packed: a full one, or a job of
-    its own. Trees of different callers share rows, and those with equal problems one tree, so that their common
-    prefixes are computed once. Work of up to SHORT tokens does not wait for the end of longer work: it is let in
-    between two of its batches of rows. A job that fails is tried again by itself, and only the caller at fault sees the
-    error. After a failure that is not the caller's a chain is scored to see whether the device still works.
+    Whenever the device is idle, all waiting work becomes a batch, up to BATCH_TOKENS; the next requests of the last
+    batch's callers may still join it. While a batch runs, the next one is packed if no later job could join it, i.e. if
+    it is full or its job runs alone. Trees of different callers share rows, and trees with equal problems are merged,
+    so that common prefixes are computed once. Work of up to SHORT tokens does not wait for longer work to end: it runs
+    between two of its row batches. If a batch fails, its jobs are retried one by one, so that only the caller at fault
+    sees the error. After a failure that is not the caller's, a test chain is scored to check the device.
 
     Args:
-      cache: from which a caller's next tree is scored without the tokens of the one before.
+      cache: lets a caller's next tree reuse the tokens of its previous one.
 
     Attributes:
-      counts: what was done so far: tokens computed and tokens that were kept, trees, batches, seconds of the device.
-      failure: why the device scores nothing; "" where it works.
+      counts: totals so far: computed and cached tokens, trees, batches, device seconds.
+      failure: why the device cannot score; "" if it works.
     """
 
     failure = ""
@@ -182,7 +184,7 @@ class Engine:
         self._threads = self._started()
 
     def _started(self) -> list[threading.Thread]:
-        """Returns the engine's threads, which are at work."""
+        """Starts the threads of the engine."""
         work = {"packing": self._pack, "device": self._work}
         threads = [threading.Thread(target=do, name=f"jprm {name}", daemon=True) for name, do in work.items()]
         for thread in threads:
@@ -190,13 +192,13 @@ class Engine:
         return threads
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
-        """Begins to compile what chains of up to `longest` tokens need, in a thread of its own."""
+        """Starts a thread that compiles the programs for chains of up to `longest` tokens."""
         programs = self.programs = Programs(self.prm, row_lengths(self.longest))
         work = functools.partial(programs.compile_all, self.cache, lambda text: say(f"{self.name}: {text}"))
         threading.Thread(target=work, name=f"jprm {self.name} compiling", daemon=True).start()
 
     def unready(self) -> str:
-        """Returns why nothing can be scored, "" where something can. Tries a device that failed again."""
+        """Returns why the engine cannot score, or "". Retries a device that failed."""
         if self.programs.lengths and not self.programs.seconds:
             return next(iter(self.programs.failed.values()), "nothing is compiled yet")
         if not self._closed and not all(thread.is_alive() for thread in self._threads):
@@ -207,15 +209,15 @@ class Engine:
         return self.failure
 
     def critiques_of(self, trees: Sequence[ReasoningTree]) -> int:
-        """Returns the critiques that scoring the trees asks for: none, unless a judge scores."""
+        """Returns the number of critiques needed to score the trees; 0 unless a judge scores."""
         return 0
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns the tokens of the trees, and at least two for each step, since rows have a slot for two tokens.
+        """Returns the tokens of the trees, at least two per step, because rows have one step slot per two tokens.
 
-        Equal steps after equal steps count once, unless the trees are scored `alone`.
+        Common prefixes of steps count once, unless the trees are scored `alone`.
 
-        Raises ValueError for a chain longer than the server or model takes.
+        Raises ValueError if a chain is too long for the server or model.
         """
         total, most = 0, min(self.longest, self.prm.context or self.longest)
         for tree in trees:
@@ -242,22 +244,24 @@ class Engine:
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
-        """Returns the future of each tree's named outputs, as `PRM.outputs_of` gives them.
+        """Returns a future of each tree's named outputs; see `PRM.outputs_of`.
 
-        `alone` packs the trees as `jprm score` does, with no others and without merging: the results are its bits.
+        `alone` packs the trees like `jprm score`, without merging or other trees, so the results are bit-identical to
+        it.
         """
         return self._add(_Job(trees, tokens, Work(), alone=alone or any(tree.of_messages for tree in trees)))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
-        """Returns the future of what a function returns on the device thread."""
+        """Runs a function on the device thread; returns the future."""
         return self._add(_Job((), tokens, Work(), function, alone=True))
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
     ) -> concurrent.futures.Future[tuple[Outputs, int]]:
-        """Returns the future of a tree's named outputs, and of how many of its tokens earlier trees of the caller had.
+        """Returns a future of a tree's named outputs, and of the number of tokens reused from the caller's earlier
+        trees.
 
-        Without a cache, or for a tree larger than it, everything is computed.
+        If there is no cache, or the tree is larger than it, everything is computed.
         """
         if tree.of_messages:  # whose chat template reads a whole path: no prefix is kept
             return self.run(lambda: (self._outputs(self.prm.prepare([tree], self.programs.row))[0], 0), tokens)
@@ -279,14 +283,14 @@ class Engine:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of the work that waits."""
+        """Tokens of the waiting work."""
         with self._changed:
             return _tokens(self._jobs)
 
     def wait_seconds(self, tokens: int = 0) -> float:
-        """Returns how long new work of so many tokens would wait, by the measured rate; 0 before anything was measured.
+        """Estimates how long new work of `tokens` tokens would wait; 0 if no rate has been measured yet.
 
-        Short work waits for other short work, and of longer work for a batch at most.
+        Short work waits only for other short work, and for at most one batch of longer work.
         """
         with self._changed:
             before = self.waiting_tokens + self.busy_tokens
@@ -295,7 +299,7 @@ class Engine:
             return before / self.rate if self.rate else 0.0
 
     def close(self) -> None:
-        """Finishes what waits, then ends the threads."""
+        """Finishes the waiting work, then ends the threads."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -327,7 +331,7 @@ class Engine:
             self._changed.notify_all()
 
     def _takes(self) -> bool:
-        """Returns whether the next batch is to be packed now: a later one might have more jobs to merge."""
+        """Whether the next batch should be packed now; a later one could merge more jobs."""
         if self._packed is not None or not self._jobs:
             return self._closed and not self._jobs
         if self._jobs[0].alone or any(size >= BATCH_TOKENS for size in _merged(self._jobs)):
@@ -335,7 +339,7 @@ class Engine:
         return not self._running and time.monotonic() >= self._pause
 
     def _take(self) -> list[_Job]:
-        """Returns the next jobs that nobody has cancelled; none when the engine has closed."""
+        """Returns the next jobs that are not cancelled; [] if the engine is closed."""
         with self._changed:
             batch: list[_Job] = []
             while not batch:
@@ -356,7 +360,7 @@ class Engine:
             return batch
 
     def _prepared(self, batch: list[_Job]) -> Callable[[], Any]:
-        """Returns what the device thread is to run for a batch: a job's function, or the outputs of all its trees."""
+        """Packs a batch; returns the function for the device thread: a job's own, or one that scores all its trees."""
         if batch[0].run is not None:
             return batch[0].run
         trees = [tree for job in batch for tree in job.trees]
@@ -372,10 +376,11 @@ class Engine:
         return lambda: _apart(trees, list(members.values()), places, self._outputs(prepared))
 
     def _row(self, trees: Sequence[ReasoningTree]) -> int | None:
-        """Returns the most tokens of a row, as `Programs.row`: on a CPU less, as far as it holds a chain several times.
+        """Returns the most tokens per row: `Programs.row`, but less on a CPU, as long as a row holds a chain several
+        times.
 
-        Attention there takes the square of a row's tokens, and short work waits for a row. Four characters are taken
-        for a token.
+        On a CPU, attention takes quadratic time in the row length, and short work waits for a row. Counts four
+        characters per token.
         """
         row = self.programs.row
         if row is None or jax.default_backend() != "cpu":
@@ -397,7 +402,7 @@ class Engine:
         return self.prm.outputs_of(dataclasses.replace(prepared, batches=self._between(prepared.batches)))
 
     def _between(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yields the batches of rows, and lets short work in after each. For the device thread."""
+        """Yields row batches and lets short work run after each. For the device thread only."""
         for place, batch in enumerate(batches):
             if place and not self._letting_in:
                 if self._current and all(job.future.stopped for job in self._current):
@@ -406,7 +411,7 @@ class Engine:
             yield batch
 
     def _let_in(self) -> None:
-        """Runs short work that waits: up to SHORT tokens a job, and a batch of it in all."""
+        """Runs waiting short work: jobs of up to SHORT tokens, and at most one batch in total."""
         taken, size, packed = [], 0, None
         with self._changed:
             if self._packed and _tokens(self._packed[0]) <= BATCH_TOKENS:
@@ -439,7 +444,7 @@ class Engine:
                 self._changed.notify_all()
 
     def _ran(self, batch: list[_Job], run: Callable[[], Any]) -> None:
-        """Runs a batch, and counts what it took."""
+        """Runs a batch, and updates the counters and the measured rate."""
         began, elsewhere = time.monotonic(), self._elsewhere
         self._settle(batch, run)
         with self._changed:
@@ -459,7 +464,7 @@ class Engine:
             self._changed.notify_all()
 
     def _next(self) -> tuple[list[_Job], Callable[[], Any]] | None:
-        """Returns the batch that is packed, None when the engine has closed."""
+        """Returns the next packed batch; None if the engine is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._packed is not None or self._all_packed or self._may_let_in())
@@ -471,7 +476,7 @@ class Engine:
             self._let_in()
 
     def _may_let_in(self) -> bool:
-        """Returns whether short work waits while longer work is being packed."""
+        """Whether short work is waiting while longer work is being packed."""
         return self._packing > BATCH_TOKENS and any(job.tokens <= SHORT for job in self._jobs)
 
     def _settle(self, batch: list[_Job], run: Callable[[], Any]) -> None:
@@ -498,7 +503,7 @@ class Engine:
             at += len(job.trees)
 
     def _try(self) -> None:
-        """Scores a chain that nobody sent, and notes whether the device can: one that fails must not look ready."""
+        """Scores a test chain and records whether the device works; a failing device must not look ready."""
         try:
             self._outputs(self.prm.prepare([chain_tree("1 + 1", ["2"])], self.programs.row))
             self.failure = ""
@@ -508,8 +513,11 @@ class Engine:
 
 
 class TextEngine(Engine):
-    """Scores trees by what reads text, such as a fused verifier: a caller's by themselves, since the other samples of a
-    pool are evidence. There are no tokens: four characters count as one."""
+    """Scores trees with a model that reads text, e.g. a fused verifier.
+
+    Each request is scored separately, because the other samples of a pool are evidence. Counts four characters per
+    token.
+    """
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
         texts = [text for tree in trees for text in (tree.problem, *(node.text for node in tree.nodes))]
@@ -521,10 +529,10 @@ class TextEngine(Engine):
         return self.run(lambda: self.prm.outputs_of(trees), tokens)
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
-        """Does nothing: there is nothing to compile."""
+        """Does nothing; there is nothing to compile."""
 
     def _try(self) -> None:
-        """Does nothing: no device is at work, and what fails is the text's."""
+        """Does nothing; there is no device, and failures are caused by the text."""
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
@@ -546,7 +554,7 @@ def _apart(
     places: Sequence[np.ndarray],
     merged: Sequence[Outputs],
 ) -> list[Outputs]:
-    """Returns the outputs of each tree, (N,) float32, from those of the merged trees."""
+    """Splits the outputs of merged trees into the outputs of each tree, (N,) float32."""
     outputs_of: list[Outputs] = [{} for _ in trees]
     for in_tree, node_N, outputs in zip(members, places, merged, strict=True):
         at = 0
@@ -562,7 +570,7 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
 
 
 def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
-    """Returns the trees of one problem as one, equal steps after equal steps once, and the node there of each step."""
+    """Merges trees of one problem, sharing common step prefixes; also returns the merged node of each step."""
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}
     places: list[int] = []

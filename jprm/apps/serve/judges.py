@@ -1,7 +1,7 @@
-"""Judges as engines: the routes of scores, with critiques of a language model in place of a PRM's forward pass.
+"""Judges as engines: scoring routes with critiques from a language model instead of a PRM's forward pass.
 
-A step that no critique could be read for has the score null, and so has its chain. `POST /v1/score` with `stream` sends
-every critique as soon as it is written.
+If no critique of a step could be read, its score is null, and so is its chain's. `POST /v1/score` with `stream` sends
+each critique as soon as it is written.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from jprm.methods.policy.sample_cache import PolicyError
 from jprm.tree import ReasoningTree, above_of
 
 THREADS = 8
-"""Requests, or critiques of streamed ones, that a judge on a server writes at once. A judge in this process has one."""
+"""Concurrent requests, or streamed critiques, to a judge on a server. A judge in this process has one thread."""
 
 
 class JudgedOutputs(dict):
-    """Named outputs of a tree, (N,) float32 each, and the report on the critiques that they come from."""
+    """Named outputs of a tree, (N,) float32 each, and the report on their critiques."""
 
     def __init__(self, outputs: Outputs, report: dict[str, Any]):
         super().__init__(outputs)
@@ -40,14 +40,13 @@ class JudgedOutputs(dict):
 
 
 TEXT = 2**26
-"""Characters of all questions of a request: each holds the steps before the one that it is about."""
+"""The most characters of all questions of a request; each question repeats the steps before its own."""
 
 
 class JudgeEngine(Engine):
-    """Scores trees by a judge. Nothing is packed: a judge on a server has its own batches.
+    """Scores trees with a judge. It packs no batches, since a judge on a server does its own batching.
 
-    Work is counted in pieces, of critiques that are written at once: those that wait or run, and how many a second a
-    thread has done.
+    Work is counted in pieces, i.e. critiques written together: the number waiting or running, and the rate per thread.
     """
 
     def __init__(self, judge: Judge | Rubric | Comparison, longest: int, name: str):
@@ -64,7 +63,7 @@ class JudgeEngine(Engine):
         pass
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns 0: the judge's own tokens are in its report. Raises ValueError for too long questions."""
+        """Returns 0, since the judge's tokens are in its report. Raises ValueError if the questions are too long."""
         if (total := sum(map(_characters, trees))) > TEXT:
             raise ValueError(f"the judge's questions have {total:,} characters, and this server takes {TEXT:,}")
         return 0
@@ -77,11 +76,11 @@ class JudgeEngine(Engine):
         )
 
     def wait_seconds(self, tokens: int = 0) -> float:
-        """Returns how long new work would wait for a thread, by the measured rate; 0 before anything was measured."""
+        """Estimates how long new work would wait for a thread; 0 if no rate has been measured yet."""
         return self._pieces / (self.rate * self._threads_at_once) if self.rate else 0.0
 
     def ask(self, critiques: int, function: Callable[[Any], Any]) -> concurrent.futures.Future:
-        """Returns the future of what a function of the judge returns; a judge that nobody waits for asks no more."""
+        """Runs a function of the judge in a thread; returns the future. If it is cancelled, the judge stops asking."""
         if self._closed:
             raise Closed
         pieces = -(-critiques // PIECE)
@@ -121,12 +120,12 @@ class JudgeEngine(Engine):
 
 
 def judges_of(judge: Judge | Rubric) -> dict[str, Judge]:
-    """Returns the judge of every criterion; of a plain judge, itself by the name ""."""
+    """Returns the judge of every criterion; a plain judge has the name ""."""
     return dict(judge.judges) if isinstance(judge, Rubric) else {"": judge}
 
 
 def _in_pieces(judge: Any, work: Work) -> Any:
-    """Returns the judge, with a policy that looks between pieces whether anybody still waits."""
+    """Returns the judge with a policy that checks between pieces whether the request was cancelled."""
     if isinstance(judge, Rubric):
         pieces = {name: _in_pieces(of_criterion, work) for name, of_criterion in judge.judges.items()}
         return dataclasses.replace(judge, judges=pieces)
@@ -134,13 +133,13 @@ def _in_pieces(judge: Any, work: Work) -> Any:
 
 
 def _questions(judge: Judge, tree: ReasoningTree) -> int:
-    """Returns the questions about a tree: one a step, or one a chain."""
+    """Returns the number of questions about a tree: one per step, or one per chain."""
     steps = tree.steps
     return len(steps) if judge.prompt.asks == "step" else len(steps) - len({*above_of(tree)} & {*steps})
 
 
 def _characters(tree: ReasoningTree) -> int:
-    """Returns the characters of the paths to all nodes together, each with the problem."""
+    """Returns the total characters of the paths to all nodes, each including the problem."""
     length: list[int] = []
     for node in tree.nodes:
         length.append(len(node.text) + (length[node.parent] if node.parent >= 0 else len(tree.problem)))
@@ -148,7 +147,7 @@ def _characters(tree: ReasoningTree) -> int:
 
 
 def stream(engine: Engine, tree: ReasoningTree, final: Callable[[JudgedOutputs], dict[str, Any]]) -> Response:
-    """Returns the answer that sends critiques as they are written, and then what `final` makes of all of them."""
+    """Streams critiques as they are written, then the result of `final` on all of them."""
     if not isinstance(engine, JudgeEngine):
         raise Refusal(400, "stream: a PRM's scores come at once; judges stream their critiques", "stream")
     judge = engine.judge
@@ -199,7 +198,7 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[JudgedOutputs],
 
 
 def _entries(judge: Judge, asked: Sequence[Asked]) -> list[dict[str, Any]]:
-    """Returns critiques as a report has them."""
+    """Formats critiques like a report."""
     return report(
         [
             ([path[-1] for path in paths], critique, read(judge.prompt, critique, len(paths[0])))

@@ -1,4 +1,4 @@
-"""`/openapi.json` and `/docs`: every route with its fields, its answer and an example, from the requests' types."""
+"""`/openapi.json` and `/docs`: routes with fields, answers and examples, generated from the request types."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ Schema = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A route: what answers it, what it does in a sentence, fields of its answer, {} where it is no JSON, and what it
-    takes. One that takes a body is a POST."""
+    """One HTTP route: handler, one-line summary, response fields (`{}` if not JSON), and request type.
+
+    A route with a request body must be a POST.
+    """
 
     answer: Callable[[Request], Any]
     summary: str
@@ -34,12 +36,12 @@ class Operation:
 
 
 def posted(answer: Callable[[Request], Any], takes: type[RequestFields]) -> Operation:
-    """Returns the operation that takes such a body, which says what it is for."""
+    """Builds a POST operation; the summary is the docstring of the request type."""
     return Operation(answer, str(takes.__doc__), takes.gives, takes, "post")
 
 
 def document(operations: Mapping[str, Operation], key: bool, root_path: str = "") -> dict[str, Any]:
-    """Returns the OpenAPI 3.1 document of operations by path, under `root_path`; `key`: whether clients need one."""
+    """Returns the OpenAPI 3.1 document of operations by path, under `root_path`; `key`: whether clients need a key."""
     described = {path: {operation.verb: _operation(path, operation)} for path, operation in operations.items()}
     error = {"type": "object", "properties": {name: {} for name in ("message", "type", "param", "code")}}
     components: dict[str, Any] = {"schemas": {"Error": {"type": "object", "properties": {"error": error}}}}
@@ -103,7 +105,7 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", dict:
 
 
 def schema_of(kind: Any, *others: Any) -> Schema:
-    """Returns the JSON schema of a type, or of any of several."""
+    """Returns the JSON schema of a type, or of a union of several."""
     if others:
         return {"anyOf": list(map(schema_of, (kind, *others)))}
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -117,7 +119,7 @@ def schema_of(kind: Any, *others: Any) -> Schema:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Returns the document as a page that loads nothing from elsewhere and runs nothing."""
+    """Renders the document as a static page, without scripts or external resources."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True)
     environment.filters |= {"kind": _kind, "json": json.dumps, "named": _named}
     template = environment.from_string(text_of_file("jprm.apps.serve:docs.html"))

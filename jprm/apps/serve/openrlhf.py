@@ -1,7 +1,7 @@
-"""`POST /get_reward`: the remote reward model of OpenRLHF, `openrlhf.utils.remote_rm_utils`.
+"""`POST /get_reward`: a remote reward model for OpenRLHF (`openrlhf.utils.remote_rm_utils`).
 
-It sends {"query": [prompt and response], "prompts": [prompt], "labels": [...]} and reads {"rewards", "scores",
-"extra_logs"}. A view says how a prompt was written, since it is a chat template's text and not the problem.
+OpenRLHF sends {"query": [prompt and response], "prompts": [prompt], "labels": [...]} and reads {"rewards", "scores",
+"extra_logs"}. Its prompt is the output of a chat template; a `View` describes how to extract the problem.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from jprm.tree import ReasoningTree, tree_of
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """How a trainer writes prompts and responses.
+    """How a trainer formats prompts and responses.
 
     Attributes:
-      prompt: the text of a prompt, with {problem} where the problem is.
-      ends: texts that may end a response and are not part of it, such as <|im_end|>.
+      prompt: the format of a prompt; must contain {problem} once.
+      ends: texts that may end a response and are not part of it, e.g. <|im_end|>.
       segmentation: the rule that splits a response into steps (`jprm.steps.RULES`, or auto).
     """
 
@@ -42,20 +42,20 @@ class View:
             raise ValueError("prompt must hold {problem} once")
 
     def problem(self, prompt: str, where: str) -> str:
-        """Returns the problem in a prompt. Raises Refusal for a prompt of another form."""
+        """Extracts the problem from a prompt. Raises Refusal if the prompt has another format."""
         before, after = self.prompt.split("{problem}")
         if not (prompt.startswith(before) and prompt.endswith(after) and len(prompt) > len(before) + len(after)):
             raise Refusal(400, f"{where}: the prompt is not written as the view's {self.prompt!r}", "prompts")
         return prompt[len(before) : len(prompt) - len(after)]
 
     def response(self, text: str) -> str:
-        """Returns what was written without the texts that end a response."""
+        """Strips the texts that end a response."""
         for end in self.ends:
             text = text.rstrip().removesuffix(end)
         return text
 
     def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
-        """Returns the response's chain, None where it is blank. Raises Refusal for texts of another form."""
+        """Returns the response's chain; None if it is blank. Raises Refusal if a text has another format."""
         if not query.startswith(prompt):
             raise Refusal(400, f"{where}: query does not begin with its prompt", "query")
         problem, response = self.problem(prompt, where), self.response(query[len(prompt) :])
@@ -65,7 +65,7 @@ class View:
 
 
 def read_view(path: str | os.PathLike) -> View:
-    """Reads a view from a JSON file. Raises ValueError naming the file and the field."""
+    """Reads a view from a JSON file. Raises ValueError with the file and field."""
     try:
         return from_json(View, json.loads(path_of(path).read_bytes()))
     except (ValueError, RecursionError) as error:
@@ -91,7 +91,7 @@ class QueriesRequest(RequestFields):
 
 
 async def get_reward(request: Request) -> Response:
-    """Rewards each query by its chain's score. A blank response gets 0, or the lowest reward of all if that is less."""
+    """Returns the chain score of each query. A blank response gets 0, or the lowest reward if that is negative."""
     asked = read_request(QueriesRequest, await json_of(request))
     call, view, queries, prompts = (
         Call(request, asked.model, asked.rule),

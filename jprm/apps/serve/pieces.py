@@ -1,5 +1,4 @@
-"""Work in a thread that ends when nobody waits for it any more, since it looks between pieces whether its future was
-cancelled."""
+"""Cancellable work in threads: it checks between pieces whether its future was cancelled."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ from typing import Any
 from jprm.methods.policy.protocol import Policy, Prefix, Sample
 
 PIECE = 32
-"""Samples that a policy draws before it looks whether somebody still waits: as many as a server has at once."""
+"""Samples that a policy draws between two checks; as many as a server processes at once."""
 
 
 class Work(concurrent.futures.Future):
-    """The future of work in a thread. A thread cannot be interrupted: `cancel` also asks work that runs to end."""
+    """The future of work in a thread. A thread cannot be interrupted, so `cancel` also asks running work to stop."""
 
     stopped = False
 
@@ -25,11 +24,11 @@ class Work(concurrent.futures.Future):
 
 
 class Abandoned(Exception):
-    """Nobody waits for the work."""
+    """The work was cancelled."""
 
 
 def started(pool: concurrent.futures.ThreadPoolExecutor, function: Callable[[Work], Any]) -> Work:
-    """Returns the future of what a function of its own future returns in a thread of the pool."""
+    """Runs a function in a thread of the pool; it receives its own future, which is returned."""
     work = Work()
 
     def run() -> None:
@@ -46,10 +45,9 @@ def started(pool: concurrent.futures.ThreadPoolExecutor, function: Callable[[Wor
 
 @dataclasses.dataclass
 class InPieces:
-    """A policy that draws PIECE samples at a time, and raises `Abandoned` where nobody waits for the next.
+    """A policy that draws PIECE samples at a time, and raises `Abandoned` if the work was cancelled.
 
-    Samples have their numbers, so they are those of one call. After every piece `tell` gets the counts of what is drawn
-    so far.
+    Samples are numbered, so they equal those of a single call. After each piece, `tell` receives the counts so far.
     """
 
     policy: Policy

@@ -1,8 +1,8 @@
-"""`POST /pooling`: vLLM's route for token classifiers, with the task `token_classify`; and `POST /classify`.
+"""`POST /pooling`, vLLM's route for token classifiers (task `token_classify`), and `POST /classify`.
 
-A chain of token ids gives the head's outputs at every token (vLLM's pooling type ALL), or, where the model's layout
-ends each step with a token of its own, at these tokens (STEP). What vLLM's fields ask for and this server would not do
-exactly is refused.
+For a chain of token ids, returns the head's outputs at every token (vLLM's pooling type ALL), or, if the model's layout
+ends each step with a special token, at these tokens (STEP). vLLM fields that this server cannot honour exactly are
+refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REFUSED = {
     "dimensions": "outputs of classes have no other dimensions",
     "normalize": "outputs of classes are not normalised",
 }
-"""Fields of vLLM that would not be followed, and why."""
+"""vLLM fields that cannot be honoured, with the reason."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class PoolingRequest(RequestFields):
 
     @property
     def raw(self) -> bool:
-        """Whether logits are asked for, not probabilities."""
+        """Whether the request asks for logits instead of probabilities."""
         return False in (self.use_activation, self.activation, self.softmax)
 
 
@@ -74,7 +74,7 @@ class ClassifyRequest(PoolingRequest):
 
 
 async def pooling(request: Request) -> Response:
-    """Returns the outputs of each chain of `input`: probabilities, or logits with `use_activation: false`."""
+    """Returns the outputs of each chain in `input`: probabilities, or logits if `use_activation` is false."""
     asked = await _read(request, PoolingRequest)
     engine, chains, outputs = await _outputs(request, asked, _places)
     packed = asked.encoding_format == "base64"
@@ -91,7 +91,7 @@ async def pooling(request: Request) -> Response:
 
 
 async def classify(request: Request) -> Response:
-    """`POST /classify`: vLLM's route for sequence classifiers, the outputs at the last token of each text."""
+    """`POST /classify`, vLLM's route for sequence classifiers: the outputs at the last token of each text."""
     asked = await _read(request, ClassifyRequest)
     engine, chains, outputs = await _outputs(request, asked, lambda prm, ids: [len(ids) - 1])
     labels = labels_of(engine.prm)
@@ -114,7 +114,7 @@ async def _read(request: Request, kind: type[PoolingRequest]) -> PoolingRequest:
 async def _outputs(
     request: Request, asked: PoolingRequest, places: Callable[[PRM, Sequence[int]], list[int]]
 ) -> tuple[Engine, list[list[int]], list[np.ndarray]]:
-    """Returns the engine, the chains of `input`, and each one's outputs at its `places`, (P, C) float32."""
+    """Returns the engine, the chains in `input`, and the outputs of each at its `places`, (P, C) float32."""
     call = Call(request, asked.model)
     engine = call.engine
     _check(asked, engine.prm)
@@ -143,7 +143,7 @@ async def _outputs(
 
 
 def labels_of(prm: PRM) -> list[str]:
-    """Returns the names of the head's channels: those of a published classifier's labels, else the head's own."""
+    """Returns the channel names of the head: the labels of a published classifier, or else the head's own."""
     names = list(find(prm.config.head).channels)
     for name, output in prm.readout.outputs:
         if name != "score" and isinstance(output, Weighted) and sorted(output.factors)[-2:] in ([0.0, 1.0], [1.0]):
@@ -152,9 +152,9 @@ def labels_of(prm: PRM) -> list[str]:
 
 
 def activated(logit_PC: Float[np.ndarray, "P C"], several: bool = False) -> Float[np.ndarray, "P C"]:
-    """Returns what vLLM's classifiers give by default: the sigmoid of one logit, the softmax of classes.
+    """Applies vLLM's default activation: sigmoid for one logit, softmax for classes.
 
-    `several` labels may hold at once (`problem_type: multi_label_classification`): each has a sigmoid of its own.
+    `several`: labels are independent (`problem_type: multi_label_classification`), so each has its own sigmoid.
     """
     if several or logit_PC.shape[1] == 1:
         return np.exp(-np.logaddexp(0, -logit_PC))
@@ -163,7 +163,7 @@ def activated(logit_PC: Float[np.ndarray, "P C"], several: bool = False) -> Floa
 
 
 def _check(asked: PoolingRequest, prm: PRM) -> None:
-    """Raises Refusal for models that have no logits, or none that are classes where classes are asked for."""
+    """Raises Refusal if the model has no logits, or its logits are not classes but probabilities are requested."""
     if not isinstance(prm, PRM):
         raise Refusal(400, f"{prm.name}: has no logits, as a judge or a fused verifier; use /v1/score", "model")
     if prm.ratio is not None:
@@ -179,7 +179,7 @@ def _check(asked: PoolingRequest, prm: PRM) -> None:
 
 
 def _chains(engine: Engine, asked: PoolingRequest) -> list[list[int]]:
-    """Returns the token ids of every chain of `input`. Raises Refusal for what is no chain, or too long a one."""
+    """Returns the token ids of every chain in `input`. Raises Refusal if one is invalid or too long."""
     sent, special = asked.input, asked.add_special_tokens
     several = not isinstance(sent, str) and not all(type(x) is int for x in sent)
     chains = []
@@ -196,7 +196,7 @@ def _chains(engine: Engine, asked: PoolingRequest) -> list[list[int]]:
 
 
 def _ids(prm: PRM, text: str, special: bool) -> list[int]:
-    """Returns the ids of a text in which special tokens are read as such, as vLLM reads them."""
+    """Tokenises a text, parsing special tokens like vLLM."""
     tokenizer = prm.layout.tokenizer
     if not isinstance(tokenizer, JsonTokenizer):
         raise Refusal(400, "input is a text, and this model has no tokenizer.json: send token ids", "input")
@@ -204,7 +204,7 @@ def _ids(prm: PRM, text: str, special: bool) -> list[int]:
 
 
 def _places(prm: PRM, ids: Sequence[int]) -> list[int]:
-    """Returns where outputs are read: at the token that ends each step, where the layout has one, else everywhere."""
+    """Returns the indices of step-end tokens if the layout has such a token, else of all tokens."""
     layout = prm.layout
     end = layout.end_of_step if isinstance(layout, TemplateLayout) else None
     return [i for i, token in enumerate(ids) if end is None or token == end]

@@ -1,19 +1,18 @@
-"""`POST /v1/rewards`: a score and a reward for every step of a trainer's samples, at the trainer's own token ids.
+"""`POST /v1/rewards`: a score and a reward for each step of a trainer's samples, mapped to the trainer's token ids.
 
     {"credit": "min_form", "tokenizer": "Qwen3-4B", "samples": [
         {"problem": "What is 2 + 2?", "ids": [17, 488, 220, 17, 284, 220, 19, 13, 151645], "outcome": 1}]}
 
-A sample is a prompt and a response. The prompt is `problem`, or `prompt` as a text that the view describes. The
-response is `response` as a text, with `offsets` of the caller's tokens if wanted, or `ids` of a tokenizer that the
-server has loaded. `messages` are prompt and response at once, and `ids` may stand beside them.
+A sample is a prompt and a response. The prompt is `problem`, or `prompt` as formatted text, which the view parses. The
+response is `response` as text, optionally with `offsets` of the client's tokens, or `ids` of a tokenizer loaded by the
+server. `messages` hold prompt and response together; `ids` may be added.
 
-Messages of several turns, with tools, are a trajectory, for models that take them. Each turn of the assistant is a
-step, or several by `segmentation`; a span is in its turn's content. `ids` are then all that followed the first prompt,
-with a `mask` that is 1 where the policy wrote: its runs are the turns.
+Messages with several turns or tools are a trajectory, for models that support them. Each assistant turn is a step, or
+several if `segmentation` is given; a span refers to its turn's content. Then `ids` must hold everything after the first
+prompt, with a `mask` of 1 for tokens written by the policy; each run of 1 is a turn.
 
-A step's token is the one that holds its last character. Where a token holds the end of one step and the beginning of
-the next, that token is the place of both. All samples of a problem are one tree: equal ones and common prefixes are
-computed once.
+The token of a step is the one with its last character. If a token holds the end of one step and the start of the next,
+it counts for both. Samples of one problem are merged, so equal ones and common prefixes are computed once.
 """
 
 from __future__ import annotations
@@ -46,14 +45,15 @@ Span = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class ScoredSample:
-    """A sample as it is scored.
+    """A parsed sample.
 
     Attributes:
-      tree: its chain; None for a blank response.
-      text: the response, and `steps` the span of each step in it, without the white space around the step.
-      tokens: the span of each of the caller's T tokens in the text; None where the caller sent no tokens.
+      tree: its chain; None if the response is blank.
+      text: the response.
+      steps: the span of each stripped step in the text.
+      tokens: the span of each of the client's T tokens in the text; None if the client sent no tokens.
       outcome: the verifier's reward.
-      turns: of a trajectory, the turn of every step, and the token that it ends at where the caller sent tokens.
+      turns: for a trajectory, the turn of each step, and its last token if the client sent tokens.
     """
 
     tree: ReasoningTree | None
@@ -65,11 +65,11 @@ class ScoredSample:
 
     @property
     def turn(self) -> list[int]:
-        """The turn of every step."""
+        """The turn of each step."""
         return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
-        """Returns the token of every step, the last one that holds a part of the step's last character."""
+        """Returns the token of each step: the last one with a part of the step's last character."""
         if self.tokens is None:
             return None
         if self.turns is not None:
@@ -162,23 +162,23 @@ async def rewards(request: Request) -> Response:
 # ---- What a request asks for.
 
 TOKENS = 64
-"""Tokens of the caller that a request may hold, at most so many times the items."""
+"""The most client tokens of a request, as a multiple of its item limit."""
 
 
 def _tokens(sent: Any) -> int:
-    """Returns the caller's tokens in a sample as it was sent."""
+    """Returns the number of client tokens in a sample, as sent."""
     lists = [sent.get(key) for key in ("ids", "offsets")] if isinstance(sent, dict) else []
     return sum(len(items) for items in lists if isinstance(items, list))
 
 
 OPTIONS = ("weight", "temperature", "gamma", "offset", "gate")
-"""Fields of a credit that concern rewards. The others of `CreditConfig` make advantages of them, the trainer's work."""
+"""Credit fields that affect rewards. The other fields of `CreditConfig` concern advantages, the trainer's part."""
 
 
 def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
-    """Returns the credit, None where the request names none.
+    """Returns the credit; None if the request names none.
 
-    Only names of `CREDITS` are taken: a client must not have the server import a file.
+    Only names in `CREDITS` are accepted: a client must not make the server import a file.
     """
     if not sent:
         return None
@@ -197,7 +197,7 @@ def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
 
 
 def _tokenizer(tokenizers: Mapping[str, Tokenizer], name: str) -> Tokenizer | None:
-    """Returns the tokenizer of a name, the first one for ""; None where the server has none."""
+    """Returns the named tokenizer, the first for ""; None if the server has none."""
     if name and name not in tokenizers:
         remedy = f"use {', '.join(tokenizers)}" if tokenizers else "start the server with --tokenizer"
         raise Refusal(400, f"there is no tokenizer {name!r}: {remedy}", "tokenizer")
@@ -245,7 +245,7 @@ KEYS = {"problem", "system", "prompt", "messages", "tools", "response", "ids", "
 def _trajectory(
     sent: Mapping[str, Any], tokenizer: Tokenizer | None, outcome: float | None, where: str
 ) -> ScoredSample:
-    """Returns a trajectory's steps with their turns, and where they end in ids of all turns."""
+    """Parses a trajectory: its steps with their turns, and their last tokens in the client's ids."""
     if unused := sorted(sent.keys() - {"messages", "tools", "ids", "mask", "segmentation", "outcome"}):
         raise Refusal(400, f"{where}.{unused[0]} is not read beside the messages of a trajectory", unused[0])
     record = {"messages": sent.get("messages"), "tools": sent.get("tools"), "segment": sent.get("segmentation", "turn")}
@@ -282,7 +282,7 @@ def _trajectory(
 
 
 def _texts(sent: Mapping[str, Any], view: View, where: str) -> tuple[dict[str, Any], str | None]:
-    """Returns problem and system message, and the text of the response where it is there as text."""
+    """Returns problem and system message, and the response if it is given as text."""
     forms = [key for key in ("problem", "prompt", "messages") if key in sent]
     if len(forms) != 1:
         raise Refusal(400, f"{where}: send one of problem, prompt and messages", "samples")
@@ -315,7 +315,7 @@ def _decoded(ids: Any, tokenizer: Tokenizer | None, where: str) -> tuple[str, li
 
 
 def _offsets(offsets: Any, length: int, where: str) -> list[Span]:
-    """Returns offsets as spans: what `tokenizers` and `return_offsets_mapping` give, in characters."""
+    """Validates character offsets as given by `tokenizers` and `return_offsets_mapping`."""
     pairs: list[Any] = offsets if isinstance(offsets, list) else [None]
     for k, pair in enumerate(pairs):
         good = isinstance(pair, list) and len(pair) == 2 and all(type(x) is int for x in pair)
@@ -335,7 +335,7 @@ def _offsets(offsets: Any, length: int, where: str) -> list[Span]:
 
 
 def _one_tree_a_problem(samples: Sequence[ScoredSample]) -> tuple[list[ReasoningTree], list[Place]]:
-    """Returns the trees of all samples, one a problem, and the place of every sample's chain in them."""
+    """Merges the samples of each problem into one tree; returns the trees, and each sample's place in them."""
     members: dict[Any, list[int]] = {}
     for i, sample in enumerate(samples):
         if sample.tree is not None:
@@ -356,19 +356,21 @@ def _one_tree_a_problem(samples: Sequence[ScoredSample]) -> tuple[list[Reasoning
 
 
 def of_messages(trees: Sequence[ReasoningTree]) -> bool:
-    """Returns whether trajectories are among the trees, which are packed as they are."""
+    """Whether any tree is a trajectory; these are packed without merging."""
     return any(tree.of_messages for tree in trees)
 
 
 Place = tuple[int, np.ndarray]
-"""The tree of a sample's chain, -1 for a blank one, and the node of each of its P steps, (P,)."""
+"""The tree of a sample's chain (-1 if blank), and the node of each of its P steps, (P,)."""
 
 
 def _paid(
     samples: Sequence[ScoredSample], scores: Sequence[np.ndarray], config: CreditConfig
 ) -> list[np.ndarray | None]:
-    """Returns the rewards of each sample's P + 1 segments, None where a score is missing. The samples of a problem are
-    a group."""
+    """Returns the rewards of each sample's P + 1 segments; None if a score is missing.
+
+    The samples of one problem form a group.
+    """
     groups: dict[Any, list[int]] = {}
     for i, sample in enumerate(samples):
         tree = sample.tree
@@ -422,16 +424,16 @@ def _known(score: float) -> float | None:
 # ---- The text of token ids.
 
 PENDING = 64
-"""Tokens that may wait for the end of a character: it has at most four bytes, and broken ones would wait for ever."""
+"""The most tokens that may wait for the end of a character, which has at most four bytes."""
 
 
 def text_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
-    """Returns the text of T ids without special tokens, and for each token the span of characters that it completes.
+    """Decodes T ids without special tokens; returns the text, and the span of characters that each token completes.
 
-    The spans follow one another and cover the text. A character that several tokens make up belongs to the last of
-    them. The others, and special tokens, have an empty span.
+    The spans are consecutive and cover the text. If several tokens make up a character, it belongs to the last. The
+    others, and special tokens, have an empty span.
 
-    Raises ValueError for ids beyond the vocabulary.
+    Raises ValueError if an id is outside the vocabulary.
     """
     if ids and not 0 <= min(ids) <= max(ids) < max(tokenizer.vocab_size, 1 + max(tokenizer.special_ids, default=-1)):
         raise ValueError(f"token ids reach from {min(ids)} to {max(ids)}: they are of another tokenizer")
@@ -458,7 +460,7 @@ def text_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tupl
 
 
 def _parts_of_prefixes(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[str]:
-    """Returns the characters of the text that each token makes certain, by decoding every beginning of the ids."""
+    """Returns the characters that each token determines, by decoding every prefix of the ids."""
     if len(ids) > PREFIXES:
         raise ValueError(f"token ids: {len(ids):,} of them with broken characters, of {PREFIXES:,} at most")
     parts, stop = [], 0
@@ -470,4 +472,4 @@ def _parts_of_prefixes(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> l
 
 
 PREFIXES = 4096
-"""Tokens that may be decoded beginning by beginning, which takes the square of their number."""
+"""The most tokens that are decoded prefix by prefix, in quadratic time."""

@@ -47,7 +47,7 @@ EXAMPLE: dict[str, Any] = {"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4.", 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreRequest(RequestFields):
-    """Score a chain, pool or tree. With Content-Type application/x-ndjson: a record a line, as `jprm score`."""
+    """Score a chain, pool or tree. With Content-Type application/x-ndjson: one record per line, like `jprm score`."""
 
     # Of the record, which `tree_of` reads
     problem: Annotated[Any, TEXT, "What was asked."] = None
@@ -72,13 +72,14 @@ class ScoreRequest(RequestFields):
 
 
 OPTIONS = ("rule", "model", "prompt_cache_key", "stream")
-"""Fields of `ScoreRequest` that are not the record's."""
+"""Fields of `ScoreRequest` that are not part of the record."""
 
 
 async def score(request: Request) -> Response:
-    """Scores one record, or with the content type application/x-ndjson one record a line.
+    """Scores one record, or, if the content type is application/x-ndjson, one record per line.
 
-    The answer to lines has the bytes of `jprm score`, which packs them by 64, so they share no row with other requests.
+    For lines, the answer is byte-identical to `jprm score`, which packs them in chunks of 64; so they share no row with
+    other requests.
     """
     if kind_of_body(request) == LINES:
         return await _lines(request)
@@ -107,7 +108,7 @@ async def score(request: Request) -> Response:
 
 
 def record_with(body: dict[str, Any], tree: ReasoningTree, outputs: Outputs, engine: Engine) -> dict[str, Any]:
-    """Returns the record with its scores, and a judge's critiques under `judge`, as `jprm score` writes it."""
+    """Returns the record with its scores, and a judge's critiques under `judge`, like `jprm score`."""
     if not isinstance(outputs, JudgedOutputs):
         return scored(body, tree, outputs)
     about = {"name": engine.prm.name, **outputs.report}
@@ -121,7 +122,7 @@ def _read(call: Call, record: dict[str, Any]) -> tuple[ReasoningTree, int]:
 
 
 def _samples(tree: ReasoningTree) -> list[ReasoningTree]:
-    """Returns the samples of a pool, each as a tree; none of another record."""
+    """Returns the samples of a pool as separate trees; [] for other records."""
     starts = [i for i, node in enumerate(tree.nodes) if node.parent < 0] if tree.kind == "pool" else []
     return [
         ReasoningTree(
@@ -143,7 +144,7 @@ async def _lines(request: Request) -> Response:
         ahead.append(engine.score([tree for _, tree, _ in chunk], sum(tokens for *_, tokens in chunk), alone=True))
 
     async def written() -> AsyncIterator[bytes]:
-        """Yields the lines of each chunk; the chunk after it is packed meanwhile."""
+        """Yields the lines of each chunk; the next chunk is packed meanwhile."""
         try:
             for chunk, later in itertools.zip_longest(chunks, chunks[1:]):
                 if not ahead:
@@ -168,7 +169,7 @@ async def _lines(request: Request) -> Response:
 
 
 def _records(call: Call, body: bytes) -> list[tuple[dict[str, Any], ReasoningTree, int]]:
-    """Returns the records with their trees and tokens. Every line is checked before the first is scored."""
+    """Parses and checks all lines before the first is scored; returns (record, tree, tokens)."""
     sent = [(i, line) for i, line in enumerate(body.split(b"\n"), start=1) if line.strip()]
     if len(sent) > (most := call.config.items):
         raise Refusal(413, f"{len(sent):,} lines, and this server takes {most:,} at once: send them in parts")
@@ -294,7 +295,7 @@ async def alternatives(request: Request) -> Response:
 
 
 def _tree(prefix: Prefix, samples: list[Sample]) -> tuple[ReasoningTree, list[list[int]]]:
-    """Returns the tree of the steps so far and all alternatives, and the nodes of each alternative's chain."""
+    """Builds the tree of the given steps and all alternatives; also returns the nodes of each alternative's chain."""
     nodes = [Node(i - 1, step) for i, step in enumerate(prefix.steps)]
     before, paths = list(range(len(nodes))), []
     for sample in samples:

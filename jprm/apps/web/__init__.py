@@ -1,4 +1,4 @@
-"""What servers and pages share. Here is what needs no web framework: where a server listens, and files of pages."""
+"""Shared by servers and pages, without a web framework: listen options, and packaged files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jprm.tree import ReasoningTree
 
 @dataclasses.dataclass(frozen=True)
 class Listen:
-    """Where a server listens and what it accepts.
+    """Address and request limits of a server.
 
     Attributes:
-      host: The address to listen on. Any but a loopback address needs a key.
+      host: The address to listen on. A key is required unless it is a loopback address.
       port: The port to listen on; 0 takes a free one.
-      hosts: Names that clients may address the server by, besides the host and localhost. A browser on another site
-        cannot fake them.
-      root_path: The path under which a proxy shows the server, such as /prm, whether or not the proxy takes it away.
-      origins: Sites whose pages may call the server from a browser, such as https://example.org. Default: none.
-      body_bytes: Bytes of the largest request.
-      body_seconds: Seconds in which a request's headers must arrive, and then its body.
+      hosts: Further names under which clients may address the server, besides the host and localhost. A browser on
+        another site cannot fake them.
+      root_path: The path under which a proxy exposes the server, e.g. /prm, whether or not the proxy strips it.
+      origins: Sites whose pages may call the server from a browser, e.g. https://example.org. Default: none.
+      body_bytes: The largest request body in bytes.
+      body_seconds: The time limit for a request's headers, and then for its body.
     """
 
     host: str = "127.0.0.1"
@@ -48,7 +48,7 @@ class Listen:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine reaches the server."""
+        """Whether only this machine can reach the server."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -56,27 +56,27 @@ class Listen:
 
 
 def bytes_of_file(file: str) -> bytes:
-    """Returns the bytes of `package:name`."""
+    """Reads `package:name`."""
     package, name = file.split(":")
     return resources.files(package).joinpath(name).read_bytes()
 
 
 def text_of_file(file: str) -> str:
-    """Returns the text of `package:name`."""
+    """Reads the text of `package:name`."""
     return bytes_of_file(file).decode()
 
 
 def names_in(folder: str) -> list[str]:
-    """Returns the names of the files in `package:folder`."""
+    """Lists the files in `package:folder`."""
     package, name = folder.split(":")
     return sorted(file.name for file in resources.files(package).joinpath(name).iterdir())
 
 
 def around(tree: ReasoningTree) -> list[dict[str, Any]]:
-    """Returns what a page shows around every step of a tree of messages, as `around` of chain.js takes it.
+    """Returns the context that a page shows around each step of a tree of messages; see `around` in chain.js.
 
-    `before`: roles and texts of the context since the turn before, without the problem, which pages show above.
-    `thoughts`: of the turn, before its first step. `calls`: names and arguments, after its last step.
+    `before`: [role, text] of the messages since the previous turn, without the problem, which pages show above.
+    `thoughts`: of the turn, at its first step. `calls`: names and arguments, at its last step.
     """
     nodes, shown = tree.nodes, []
     goes_on = {node.parent for node in nodes if node.continues}

@@ -1,7 +1,7 @@
-"""What every server's routes share: who may call, bodies within limits, errors in OpenAI's form, and pages.
+"""Shared by all servers: access checks, request limits, errors in OpenAI's form, and pages.
 
-Pages are sent with a policy that forbids the browser any other site and any text as code. A connection whose request
-does not arrive in time is closed, so that silent clients hold none.
+Pages are sent with a content security policy that forbids other sites and inline code. A connection is closed if its
+request does not arrive in time, so that silent clients cannot hold connections.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ T = TypeVar("T")
 A = TypeVar("A", bound="RequestFields")
 
 KEY = "JPRM_API_KEY"
-"""The environment variable that holds the key, which a command line would show to all users of the machine."""
+"""The environment variable with the key. On a command line, all users of the machine could see it."""
 
 DEEPEST, MOST = 100, 300_000
-"""Objects and lists within each other, and all of them, in a request."""
+"""The deepest nesting of objects and lists in a request, and their largest number."""
 
 
 LARGE, _OPENING = 1 << 18, re.compile(rb'\[|\{\s*["}]')
-"""Bytes of a body whose objects and lists are counted before it is read, and where each begins."""
+"""From this body size in bytes, objects and lists are counted before parsing; and the pattern of their starts."""
 
 
 class Refusal(Exception):
-    """An answer that is an error: a status, a message, and the field of the request that it is about."""
+    """An error answer: status, message, and the request field at fault."""
 
     def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
         super().__init__(message)
@@ -67,12 +67,12 @@ class Refusal(Exception):
 
 
 def event(content: Mapping[str, Any]) -> bytes:
-    """Returns a JSON object as a server-sent event."""
+    """Formats a JSON object as a server-sent event."""
     return f"data: {json.dumps(content)}\n\n".encode()
 
 
 LAST_EVENT = b"data: [DONE]\n\n"
-"""What ends a stream of events in OpenAI's API."""
+"""The end of an event stream in OpenAI's API."""
 
 
 HANDLERS: dict[Any, Any] = {
@@ -82,11 +82,11 @@ HANDLERS: dict[Any, Any] = {
     405: lambda request, error: Refusal(405, f"{request.url.path} takes no {request.method}").response(),
     Exception: lambda request, error: Refusal(500, f"{type(error).__name__}; the server's log has more").response(),
 }
-"""What an application answers to errors."""
+"""Exception handlers of an application."""
 
 
 def key_of(config: Listen) -> str | None:
-    """Returns the key that clients need, None for none. Raises ValueError where others reach a server without one."""
+    """Returns the key that clients need, or None. Raises ValueError if the server is public but has no key."""
     key = os.environ.get(KEY) or None
     if key is None and not config.loopback:
         raise ValueError(f"host {config.host}: others can reach it. Set {KEY}, or use 127.0.0.1")
@@ -94,12 +94,12 @@ def key_of(config: Listen) -> str | None:
 
 
 def under(config: Listen) -> list[Middleware]:
-    """Returns the middleware, the first of an application, that takes `root_path` away from the paths of requests."""
+    """Returns the middleware that strips `root_path` from request paths. It must come first."""
     return [Middleware(_Under, root=config.root_path)] if config.root_path else []
 
 
 class _Under:
-    """Serves an application under a path. `scope["path"]` is without it afterwards, as guards and counts compare it."""
+    """Serves an application under a path prefix; strips it from `scope["path"]`, which guards and metrics compare."""
 
     def __init__(self, app: ASGIApp, root: str):
         self.app, self.root = app, root
@@ -115,18 +115,18 @@ class _Under:
 
 
 def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
-    """Returns the middleware that checks host, origin and key. `expected` returns the key of a path, None for none."""
+    """Returns the middleware that checks host, origin and key. `expected` maps a path to its key, or None."""
     names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
 
     def of_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        """Refuses a name that is not the server's own: a page of another site may send such requests."""
+        """Refuses unknown host names: a page on another site could send such requests."""
         name = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1"))
         if any(name == known or known[:1] == "*" and name.endswith(known[1:]) for known in names):
             return None
         return Refusal(400, f"this server is not called {name!r}: start it with --hosts {name}")
 
     def of_key(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        """Refuses a request without the key, comparing in constant time."""
+        """Refuses a request without the key; compares in constant time."""
         key = expected(scope["path"])
         if key is None or hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {key}".encode()):
             return None
@@ -141,7 +141,7 @@ def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middle
 
 
 class _Checked:
-    """Answers requests that `check` refuses, by their scope and headers."""
+    """Answers with the Refusal that `check` returns, if any."""
 
     def __init__(self, app: ASGIApp, check: Callable[[Scope, Mapping[bytes, bytes]], Refusal | None]):
         self.app, self.check = app, check
@@ -152,14 +152,16 @@ class _Checked:
 
 
 SMALL, FEW = 1 << 14, 16
-"""Bytes of a body, and items in it, whose work is done at once: to hand it to a thread and back takes as long, and a
-core."""
+"""Body size in bytes, and number of items, up to which work runs in the event loop.
+
+A thread switch would take as long, and a core.
+"""
 
 
 async def worked(request: Request, work: Callable[[], T], items: int = 1) -> T:
-    """Returns the result of `work` for a request whose body is read, from a thread if it may take long.
+    """Runs `work` for a request with a complete body, in a thread if it may take long.
 
-    Raises Refusal (499) if the client has gone before the work begins: nobody waits for it.
+    Raises Refusal (499) if the client disconnected before the work begins.
     """
     leaving = asyncio.ensure_future(gone(request))
 
@@ -177,17 +179,17 @@ async def worked(request: Request, work: Callable[[], T], items: int = 1) -> T:
 
 
 ROUNDS = 3
-"""Rounds of the event loop in which it sees that a client has gone who sent a request and closed the connection."""
+"""Event-loop rounds needed to notice a client that sent a request and closed the connection."""
 
 
 async def gone(request: Request) -> None:
-    """Returns when the client has gone."""
+    """Returns when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the request's body. Raises Refusal where it is too large (413), too slow (408) or compressed (415)."""
+    """Reads the body. Raises Refusal if it is too large (413), too slow (408) or compressed (415)."""
     config, parts, size = request.app.state.listen, [], 0
     if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         raise Refusal(415, f"the body is encoded as {encoding}: send it as it is, without Content-Encoding")
@@ -205,15 +207,15 @@ async def body_of(request: Request) -> bytes:
 
 
 def kind_of_body(request: Request) -> str:
-    """Returns the type of the body's content, in lower case and without parameters."""
+    """Returns the content type in lower case, without parameters."""
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 async def json_of(request: Request) -> dict[str, Any]:
-    """Returns the request's JSON object.
+    """Reads the JSON object of a request.
 
-    Raises Refusal as `body_of`, for another type of content (415), which a page of another site may send unasked, and
-    for anything else (400).
+    Raises Refusal like `body_of`, if the content type is not JSON (415; a page on another site can send other types
+    without permission), and if the body is not an object (400).
     """
     if (kind := kind_of_body(request)) != "application/json":
         raise Refusal(415, f"the body is of type {kind or 'unknown'}: send Content-Type: application/json")
@@ -225,9 +227,10 @@ async def json_of(request: Request) -> dict[str, Any]:
 
 
 def json_in(text: bytes, where: str) -> Any:
-    """Returns the JSON value of a text.
+    """Parses JSON with size limits.
 
-    Raises RecordError for anything else, Refusal for more than DEEPEST levels (400) or MOST objects and lists (413).
+    Raises RecordError if it is invalid, and Refusal if it has more than DEEPEST levels (400) or MOST objects and lists
+    (413).
     """
     if len(text) > LARGE and sum(1 for _ in _OPENING.finditer(text)) > 2 * MOST:  # it is not even read
         raise Refusal(413, f"{where}: holds more than {MOST:,} objects and lists: send it in parts")
@@ -244,14 +247,15 @@ def json_in(text: bytes, where: str) -> Any:
 
 
 class RequestFields:
-    """What a request sends, as a frozen dataclass: `read_request` makes it, and `/openapi.json` describes it.
+    """The fields of a request, as a frozen dataclass; parsed by `read_request`, and described in `/openapi.json`.
 
-    A field's annotation has a sentence about the field, and its bounds in the words of JSON Schema.
+    A field's annotation has a one-sentence description, and bounds as in JSON Schema, e.g. `Annotated[int,
+    "Alternatives.", {"minimum": 1}]`.
 
     Attributes:
-      closed: whether a field that the class lacks is refused, and not left unread.
-      example: a body that the server answers.
-      gives: fields of the answer, name to (type, what it is).
+      closed: refuse unknown fields instead of ignoring them.
+      example: a valid request body.
+      gives: fields of the answer, name to (type, description).
     """
 
     closed = False
@@ -270,9 +274,10 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 @functools.cache
 def fields_of(kind: type[RequestFields]) -> dict[str, tuple[tuple[Any, ...], Mapping[str, Any], Any]]:
-    """Returns for every field of a request the types that it may have, what its annotation says, and its default.
+    """Returns (types, annotation, default) for every field of a request type.
 
-    None is not among the types: a null is as an absent field. A name that Python has taken ends with _ in the class.
+    None is left out of the types, since null means absent. If a name is a Python keyword, the dataclass appends `_` to
+    it.
     """
     hints, fields = typing.get_type_hints(kind, include_extras=True), {}
     for field in dataclasses.fields(typing.cast(Any, kind)):
@@ -288,10 +293,9 @@ def fields_of(kind: type[RequestFields]) -> dict[str, tuple[tuple[Any, ...], Map
 
 
 def read_request(kind: type[A], sent: Mapping[str, Any], within: str = "") -> A:
-    """Returns what a request, or its field `within`, sends. The items of lists are left to the route, which counts them
-    first.
+    """Parses a request, or its field `within`. List items are not checked; the route counts them first.
 
-    Raises Refusal (400), naming the field, for one that is absent, of another type, out of bounds or unknown.
+    Raises Refusal (400), with the field, if one is missing, unknown, out of bounds or has another type.
     """
     fields, kinds = fields_of(kind), {}
     present = {name: value for name, value in sent.items() if value is not None and (kind.closed or name in fields)}
@@ -324,7 +328,7 @@ HEADERS = {
 
 
 def files_of(package: str, *names: str, at: str = "/") -> dict[str, str]:
-    """Returns a package's files, `package:name`, by the path that they are served under."""
+    """Returns a package's files, `package:name`, by URL path."""
     return {f"{at}{name}": f"{package}:{name}" for name in names}
 
 
@@ -332,11 +336,11 @@ MATH = files_of(
     "jprm.apps.web", "math.js", "katex/katex.min.js", "katex/katex.min.css",
     *(f"katex/fonts/{name}" for name in names_in("jprm.apps.web:katex/fonts")),
 )  # fmt: skip
-"""The files of pages that draw mathematics."""
+"""The files for pages with mathematics."""
 
 
 def page_route(path: str, text: str | bytes, name: str) -> Route:
-    """Returns the route of a file's text or bytes, whose type the ending of its name says."""
+    """Returns a route that serves a file's content; the type follows from the name's extension."""
     kind = "font/woff2" if name.endswith(".woff2") else mimetypes.guess_type(name)[0] or "text/plain"
     body = text.encode() if isinstance(text, str) else text
 
@@ -347,12 +351,12 @@ def page_route(path: str, text: str | bytes, name: str) -> Route:
 
 
 def file_routes(files: Mapping[str, str]) -> list[Route]:
-    """Returns the routes of files by path; a file is `package:name`."""
+    """Returns routes for files by path; a file is `package:name`."""
     return [page_route(path, bytes_of_file(file), file) for path, file in files.items()]
 
 
 def opened(config: Listen) -> socket.socket:
-    """Returns a socket that listens. Raises OSError, in one line, where the port cannot be had."""
+    """Returns a listening socket. Raises a one-line OSError if the port is unavailable."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family)
@@ -362,19 +366,19 @@ def opened(config: Listen) -> socket.socket:
 
 
 def listening(config: Listen, **more: Any) -> dict[str, Any]:
-    """Returns uvicorn's arguments. Its access log would hold addresses and query strings; /metrics has the counts."""
+    """Returns uvicorn's arguments. The access log is off: it would hold addresses and query strings."""
     options = dict(host=config.host, port=config.port, http=timed(config.body_seconds), access_log=False)
     return options | {"server_header": False} | more
 
 
 HEADER_BYTES = 1 << 16
-"""The most bytes of a request's headers."""
+"""The most bytes of request headers."""
 
 
 def timed(seconds: float) -> type[asyncio.Protocol]:
-    """Returns uvicorn's protocol of HTTP for connections that have so long for the headers of each request.
+    """Returns a uvicorn HTTP protocol with a time limit for the headers of each request.
 
-    uvicorn itself waits for a first byte, and for the rest of the headers, without end.
+    uvicorn itself waits without limit for the first byte and for the rest of the headers.
     """
 
     class Timed(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]  # one of two classes
