@@ -219,7 +219,7 @@ def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
     if not colon or place in sys.modules or place.partition(".")[0] == __package__:  # jprm itself is running
         return
     if place.partition(".")[0] in {"", *sys.stdlib_module_names}:  # some do things when they are imported
-        raise ForeignCode(f"{what}={name!r}: is no module that has parts")
+        raise ForeignCode(f"{what}={name!r}: is not a module with parts")
     for i, spec in enumerate(_specs(place)):
         files = [
             *(spec.submodule_search_locations or ()),

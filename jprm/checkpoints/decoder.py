@@ -77,7 +77,7 @@ def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> N
     """Raises ValueError with the first field in which the file (`known`) and `config` differ."""
     for field in FIELDS:
         if getattr(known, field) != getattr(config, field):
-            raise ValueError(f"{path}: {field} is {getattr(known, field)}, the config says {getattr(config, field)}")
+            raise ValueError(f"{path}: {field} is {getattr(known, field)}, but {getattr(config, field)} in the config")
 
 
 def check_layers(path: str | os.PathLike, count: int, changes: Mapping) -> None:

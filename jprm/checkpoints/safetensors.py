@@ -138,7 +138,7 @@ def check_sums(folder: str | os.PathLike) -> None:
             raise ValueError(f"{sums}: {name or line[:80]!r} is not a file beside it. Fetch or export the model again")
         if file.name != "README.md" and sha256_of(file) != wanted:
             raise ValueError(
-                f"{file}: differs from what {SUMS} says. Fetch or export the model again; if you changed the file"
+                f"{file}: differs from its checksum in {SUMS}. Fetch or export the model again; if you changed the file"
                 f" yourself, remove {SUMS}"
             )
 

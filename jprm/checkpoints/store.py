@@ -273,8 +273,8 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
     changed = [part for part in differing(recorded, {**recorded, **digests}) if part in recorded]
     if changed and saved(workdir):
         raise ValueError(
-            f"{path}: {', '.join(changed)} changed since the run started. Restore what the run started with (copies of"
-            f" code are in {workdir}), or use another --workdir"
+            f"{path}: {', '.join(changed)} changed since the run started. Restore the original (copies of code"
+            f" are in {workdir}), or use another --workdir"
         )
     workdir.mkdir(parents=True, exist_ok=True)
     write_json(path, {**recorded, **digests})

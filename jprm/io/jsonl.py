@@ -159,7 +159,7 @@ def parse(line: bytes, where: str) -> Any:
     """
     remedy = "Write one whole JSON object a line, in UTF-8; null stands for an absent number."
     if not line.strip():
-        raise RecordError(where, "line", "is empty where a record is due: the file was cut off", remedy)
+        raise RecordError(where, "line", "is empty instead of a record: the file was cut off", remedy)
     try:
         value = json.loads(
             line.decode("utf-8-sig"), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=without_doubles
@@ -232,7 +232,7 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
     if on_error == "skip" and rejects is not None:
         return rejects.add
     if on_error != "stop":
-        raise ValueError(f"on_error is {on_error!r}: use 'stop', or 'skip' with `rejects`, where the bad lines go")
+        raise ValueError(f"on_error is {on_error!r}: use 'stop', or 'skip' with `rejects` for the bad lines")
 
     def stop(line: bytes, error: RecordError) -> None:
         raise error

@@ -165,9 +165,7 @@ def stored_request(output: str | os.PathLike) -> dict[str, Any]:
 def check_version(version: Any, known: int, path: str | os.PathLike) -> None:
     """Raises ValueError if a file's version is newer than `known`, or is not a number."""
     if type(version) is not int or not 0 < version <= known:
-        raise ValueError(
-            f"{os.fspath(path)}: is of version {version!r}, and this jprm reads up to {known}: upgrade jprm"
-        )
+        raise ValueError(f"{os.fspath(path)}: has version {version!r}, but this jprm reads up to {known}: upgrade jprm")
 
 
 def atomic_file(path: str | os.PathLike) -> contextlib.AbstractContextManager[IO[bytes]]:

@@ -259,7 +259,7 @@ class Remote(os.PathLike):
 
     def __init__(self, url: str):
         if url.startswith(HUB):
-            raise ValueError(f"{url}: is no file. Such an address is taken where a model or a tokenizer is named")
+            raise ValueError(f"{url}: is no file. Such an address names a model or a tokenizer")
         self.url = url.rstrip("/")
 
     def __fspath__(self) -> str:

@@ -119,7 +119,7 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: is no study: {error}") from None
     if version != 1:
-        raise ValueError(f"{file}: is of version {version!r}, and this jprm reads 1: upgrade jprm")
+        raise ValueError(f"{file}: has version {version!r}, but this jprm reads 1: upgrade jprm")
     if new := tuple(name for name in dict.fromkeys(annotators) if name not in config.annotators):
         config = dataclasses.replace(config, annotators=config.annotators + new)
         write_json(file, {"version": version, "salt": salt, **dataclasses.asdict(config)})

@@ -110,7 +110,7 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers:
         return dataclasses.replace(task, finish=event["reason"])
     if kind == "write":
         if not alternatives or not all(wrong) or recovers:
-            raise Conflict("a step is written where every alternative is rated wrong")
+            raise Conflict("a step may be written only if every alternative is rated wrong")
         return dataclasses.replace(task, written=event["text"])
     step, lone = event["step"], len(alternatives) == 1
     if step not in alternatives or (lone and step in ratings):

@@ -362,7 +362,7 @@ def convert(
     if push:
         hub.check_push(push, dry_run)
     elif dry_run:
-        raise ValueError("--dry-run is for --push OWNER/NAME")
+        raise ValueError("--dry-run needs --push OWNER/NAME")
     written = export(source, target, dtype=dtype, format=format)
     print(f"{written}: whole, as its SHA256SUMS says")
     if dry_run:

@@ -378,7 +378,7 @@ def _between_slices(send: Instruction) -> str:
     transfer = re.search(rf'{TRANSFER}="(\w+)"', send.text)
     kind = transfer[1] if transfer else "nothing"
     if kind not in NETWORK:
-        raise ValueError(f"what do slices send each other by {send.name}? {kind} is no kind that is known")
+        raise ValueError(f"{send.name}: {kind} is not a known kind of transfer between slices")
     return NETWORK[kind]
 
 
@@ -435,7 +435,7 @@ def first_group(collective: Instruction) -> list[int]:
     axes = r"\{('\w+'(?:, *'\w+')*)\}"
     mesh = re.search(rf"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\({order}\))? ?{axes}", collective.text)
     if mesh is None:
-        raise ValueError(f"which devices does {collective.name} take? It says no groups that are known")
+        raise ValueError(f"{collective.name}: its device groups have an unknown notation")
     sizes = {axis: int(n) for axis, n in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
     within = re.findall(r"'(\w+)'", mesh[4])
     ids = _ordered(mesh[2], mesh[3]) if mesh[2] else np.arange(math.prod(sizes.values()))

@@ -139,7 +139,7 @@ def parse(text: str) -> Module:
         elif instruction := _instruction(line):
             current[instruction.name] = instruction
     if entry not in computations:
-        raise ValueError("the text of the compiled program has no ENTRY computation that could be read")
+        raise ValueError("the text of the compiled program has no readable ENTRY computation")
     return Module(computations, entry)
 
 

@@ -102,7 +102,7 @@ class GgufFile:
             return self.tensors[name].dequantized()
         except NotImplementedError:
             kind = self.tensors[name].kind.name
-            raise ValueError(f"{self.path}: tensor {name} is of type {kind}, which no weights are read from") from None
+            raise ValueError(f"{self.path}: tensor {name} has type {kind}, which weights do not have") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors

@@ -229,12 +229,12 @@ def load_decoder(
             raise ValueError(f"{folder}: tensor {name} is one that jprm does not know, of a model with another design")
         layer = re.match(r"layers\.(\d+)\.", inner)
         if layer and int(layer[1]) >= layers:
-            raise ValueError(f"{folder}: tensor {name} is there, and num_hidden_layers is {layers}. {AGAIN}")
+            raise ValueError(f"{folder}: tensor {name} exists, but num_hidden_layers is {layers}. {AGAIN}")
 
     def read(role: str, name: str) -> np.ndarray:
         array = file.tensor(name)
         if array.dtype.kind in "iub":
-            raise ValueError(f"{folder}: tensor {name} is of type {array.dtype}, and not of floating point")
+            raise ValueError(f"{folder}: tensor {name} has type {array.dtype}, not a floating-point type")
         return array
 
     return decoder.load(

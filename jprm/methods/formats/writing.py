@@ -164,7 +164,7 @@ def _variant(name: str, c: ModelConfig, family: str) -> dict[str, Any]:
     """Returns the fields in which families differ. Raises ValueError for a feature that the family's class lacks."""
     kinds = [c.windows[i % len(c.windows)] for i in range(c.layers)] if c.windows else []
     if len(set(kinds) - {0}) > 1 or (family == "mistral" and 0 in kinds):
-        raise ValueError(f"{name}: windows {c.windows} are no pattern that transformers' {family} has")
+        raise ValueError(f"{name}: windows {c.windows} are not a pattern of transformers' {family}")
     local = c.rope_theta_local and family != "olmo3"
     plain = not (c.query_pre_attn_scalar or c.attention_softcap or c.logit_softcap or local)
     if (family == "gemma2" and (c.qkv_bias or c.qk_norm)) or (family != "gemma2" and not plain):

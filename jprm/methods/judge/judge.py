@@ -264,7 +264,7 @@ class Criterion:
         if not self.text.strip():
             raise ValueError("text is blank: write what the step must fulfil")
         if self.prompt and "{criterion}" not in self.prompt:
-            raise ValueError("prompt has no {criterion}, where the text goes")
+            raise ValueError("prompt lacks {criterion}, which the criterion's text replaces")
         if not (self.weight >= 0 and np.isfinite(self.weight)):
             raise ValueError(f"weight is {self.weight}: it must be 0 or more")
 

@@ -250,5 +250,5 @@ def test_a_table_that_stopped_goes_on(tmp_path, monkeypatch, capsys):
 
 def test_the_table_takes_nothing_else(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    refused(ValueError, "--fits takes only --json", cli.plan, fits=True, topology="h100-1")
+    refused(ValueError, "--fits takes only --output", cli.plan, fits=True, topology="h100-1")
     refused(ValueError, "name an experiment file and --topology, or --fits", cli.plan)
