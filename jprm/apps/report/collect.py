@@ -74,7 +74,7 @@ def only_turns(tree: ReasoningTree) -> ReasoningTree:
         for node, shown in zip(only.nodes, around(tree), strict=True)
     ]
     extra, place = dict(only.extra), {node: i for i, node in enumerate(tree.steps)}
-    if critiques := _of_judge(only):  # whose nodes are the messages
+    if critiques := _of_judge(only):  # their node numbers count messages
         moved = [one | {"nodes": [place[node] for node in one["nodes"] if node in place]} for one in critiques]
         extra[KEY] = {**extra[KEY], "critiques": moved}
     return dataclasses.replace(only, nodes=tuple(nodes), extra=extra)

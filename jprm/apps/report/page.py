@@ -316,7 +316,7 @@ def svg(figure: Figure) -> str:
         "class": "plot",
         "role": "img",
         "aria-labelledby": f"{figure.name}-title {figure.name}-text",
-        # Text of 10 points is that of the page; a phone scrolls what is wide.
+        # 10 point text matches the page; on a phone, wide plots scroll.
         "style": f"max-width:{1.35 * width:.0f}px;min-width:{0 if width < 420 else 520}px;"
         f"aspect-ratio:{width:g}/{height:g};stroke-linejoin:round;stroke-linecap:butt",
     }

@@ -107,7 +107,7 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
             engines.append(JudgeEngine(load_judge_of_steps(path), config.longest, stem))
             say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
         begin(app, engines, prompts, load_policy(config.policy) if config.policy else None, read_with, known)
-        gc.freeze()  # what is loaded stays: to look through it again while a large request is read stops all others
+        gc.freeze()  # loaded objects stay: collecting them during a large request would block all others
         for engine in engines:
             engine.warm_up(say)
 
@@ -216,7 +216,7 @@ def _application(config: ServeConfig, key: str | None, policy: bool) -> Starlett
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.when_open()
         yield
-        if server := app.state.server:  # what was admitted has been answered: uvicorn waits for its connections
+        if server := app.state.server:  # all admitted requests are answered: uvicorn waits for its connections
             for engine in server.engines.values():
                 engine.close()
             if server.writer:

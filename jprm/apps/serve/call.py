@@ -39,7 +39,7 @@ class Server:
     config: ServeConfig
     writer: Writer | None = None
     tokenizers: Mapping[str, Tokenizer] = dataclasses.field(default_factory=dict)
-    calibration: Sequence[Mapping[str, Any]] | None = None  # results of a search whose answers are known
+    calibration: Sequence[Mapping[str, Any]] | None = None  # search results with known answers
 
     def engine(self, name: str | None) -> Engine:
         """Returns the engine with this name, by default the first. Raises Refusal (404) if it is unknown."""

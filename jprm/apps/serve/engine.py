@@ -64,7 +64,7 @@ class _Job:
     future: Work
     run: Callable[[], Any] | None = None
     alone: bool = False  # shares no batch with others
-    kept: int = 0  # of the tokens, those of a kept prefix, which were not computed
+    kept: int = 0  # tokens of a cached prefix, which were not computed
 
     @functools.cached_property
     def problems(self) -> dict[Problem, int]:
@@ -178,9 +178,9 @@ class Engine:
         self._packed: tuple[list[_Job], Callable[[], Any]] | None = None  # the next batch
         self._changed = threading.Condition()
         self._running = self._closed = self._all_packed = self._trying = self._letting_in = False
-        self._elsewhere = 0.0  # seconds in which the device thread compiled, or ran what was let in
+        self._elsewhere = 0.0  # seconds that the device thread spent compiling or on let-in work
         self._packing = 0  # tokens of the batch that is being packed
-        self._current: list[_Job] = []  # the batch that runs, without what is let in
+        self._current: list[_Job] = []  # the running batch, without let-in work
         self._threads = self._started()
 
     def _started(self) -> list[threading.Thread]:
@@ -258,12 +258,11 @@ class Engine:
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
     ) -> concurrent.futures.Future[tuple[Outputs, int]]:
-        """Returns a future of a tree's named outputs, and of the number of tokens reused from the caller's earlier
-        trees.
+        """Returns a future of (named outputs, tokens reused from the caller's earlier trees).
 
         If there is no cache, or the tree is larger than it, everything is computed.
         """
-        if tree.of_messages:  # whose chat template reads a whole path: no prefix is kept
+        if tree.of_messages:  # the chat template reads a whole path: no prefix is cached
             return self.run(lambda: (self._outputs(self.prm.prepare([tree], self.programs.row))[0], 0), tokens)
         cache = self.cache
         merged, node_N = one_tree([tree])
@@ -364,7 +363,7 @@ class Engine:
         if batch[0].run is not None:
             return batch[0].run
         trees = [tree for job in batch for tree in job.trees]
-        if batch[0].alone:  # in the rows of `jprm score`, whose bits they have
+        if batch[0].alone:  # the same rows as `jprm score`, so bit-identical
             return functools.partial(self._outputs, self.prm.prepare(trees))
         members: dict[Problem, list[int]] = {}
         for index, tree in enumerate(trees):
@@ -457,7 +456,7 @@ class Engine:
             self._longest_pause = now + PAUSE_SHARE * seconds
             self._pause = min(now + PAUSE, self._longest_pause) if self._jobs else now
             self.busy_tokens -= tokens
-            # With a cached prefix a few tokens take as long as many, and so does what is let in, in a row of its own
+            # With a cached prefix a few tokens take as long as many, and so does let-in work in its own row
             if tokens and not kept and not self._letting_in:
                 rate = max(tokens, SHORTEST) / max(seconds, 1e-6)  # the shortest row has its tokens in any case
                 self.rate = rate if not self.rate else 0.8 * self.rate + 0.2 * rate
@@ -485,7 +484,7 @@ class Engine:
         except Exception as error:  # goes to the caller at fault; the device thread serves the others
             if len(batch) == 1:
                 batch[0].future.set_exception(error)
-                if isinstance(error, Abandoned):  # nobody waits, and nothing has failed
+                if isinstance(error, Abandoned):  # cancelled, not failed
                     return
                 self.counts["failures"] += len(batch[0].trees)
                 if not isinstance(error, ValueError) and batch[0].run != self._try:
@@ -529,7 +528,7 @@ class TextEngine(Engine):
         return self.run(lambda: self.prm.outputs_of(trees), tokens)
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
-        """Does nothing; there is nothing to compile."""
+        """Does nothing, since text models are not compiled."""
 
     def _try(self) -> None:
         """Does nothing; there is no device, and failures are caused by the text."""

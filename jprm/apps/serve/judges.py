@@ -168,7 +168,7 @@ def stream(engine: Engine, tree: ReasoningTree, final: Callable[[JudgedOutputs],
     async def events() -> AsyncIterator[bytes]:
         try:
             waiting = {asyncio.wrap_future(future): name for future, name in asked.items()}
-            for future in waiting:  # one that fails ends the answer: what the others raise is for no log
+            for future in waiting:  # one failure ends the answer; further errors must not be logged
                 future.add_done_callback(lambda future: future.cancelled() or future.exception())
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

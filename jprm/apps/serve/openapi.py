@@ -105,7 +105,7 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", dict:
 
 
 def schema_of(kind: Any, *others: Any) -> Schema:
-    """Returns the JSON schema of a type, or of a union of several."""
+    """Returns the JSON schema of a type, or of a union if there are `others`."""
     if others:
         return {"anyOf": list(map(schema_of, (kind, *others)))}
     origin, args = typing.get_origin(kind), typing.get_args(kind)

@@ -361,7 +361,7 @@ def of_messages(trees: Sequence[ReasoningTree]) -> bool:
 
 
 Place = tuple[int, np.ndarray]
-"""The tree of a sample's chain (-1 if blank), and the node of each of its P steps, (P,)."""
+"""The tree that holds a sample's chain (-1 if blank), and the node of each step, (P,)."""
 
 
 def _paid(
@@ -374,7 +374,7 @@ def _paid(
     groups: dict[Any, list[int]] = {}
     for i, sample in enumerate(samples):
         tree = sample.tree
-        if not np.isfinite(scores[i]).all():  # a judge left a step without a score: nothing is known of its credit
+        if not np.isfinite(scores[i]).all():  # a judge left a step unscored, so its credit is unknown
             continue
         groups.setdefault(i if tree is None else problem_of(tree), []).append(i)
     paid: list[np.ndarray | None] = [None] * len(samples)

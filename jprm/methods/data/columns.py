@@ -276,7 +276,7 @@ def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: 
     column, values = columns["samples"], fields["samples"]
     if not isinstance(values, list):
         raise RecordError(where, column, "is str, not list", "Name a column with a list of samples.")
-    if len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list for each request, of which there is one
+    if len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list per request, here a single one
         values = values[0] if all(isinstance(text, str) for text in values[0]) else values
     samples = [_sample(value, where, f"{column}[{i}]") for i, value in enumerate(values)]
     for field, key in (("correct", "correct"), ("predictions", "answer"), ("labels", "labels")):

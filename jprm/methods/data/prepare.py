@@ -453,7 +453,7 @@ def fetch(
         raise ValueError(f"{url}: no SHA-256 is known for it. {remedy}")
     address = resolved(url)
     name = pathlib.PurePosixPath(urllib.parse.urlsplit(address).path).name
-    if pinned:  # files of one name are many, and nothing else tells them apart
+    if pinned:  # many files share a name; the digest tells them apart
         name = f"{hashlib.sha256(address.encode()).hexdigest()[:12]}-{name}"
     path = pathlib.Path(folder) / name
     if path.is_file() and (pinned or sha256_of(path) in allowed):

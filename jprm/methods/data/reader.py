@@ -354,7 +354,7 @@ LONGEST_CELL = 2**24
 """The most characters in a CSV cell."""
 
 
-# ---- Parquet and Arrow files, whose rows become JSON objects. Needs the extra `parquet`.
+# ---- Parquet and Arrow files: each row becomes a JSON object. Needs the extra `parquet`.
 
 BATCH = 512
 """Table rows held in memory as Python objects at a time."""

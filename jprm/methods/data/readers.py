@@ -1,7 +1,7 @@
 """The table of readers by source name.
 
-Also defines the readers of jprm's own records (`jsonl`, and `pools` for pools), of TRL's stepwise records (`trl`), of
-free text (`text`), and of arbitrary column names (`columns`).
+Also defines five general readers: `jsonl` for jprm's own records, `pools` for pools, `trl` for TRL's stepwise records,
+`text` for free text, and `columns` for arbitrary column names.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ class TokenTrees(Sequence[TokenTree]):
             except FileNotFoundError:
                 if self.folder.here is True:
                     raise
-                continue  # it made room for another copy meanwhile
-            with file:  # the reader opens what is open here, for a path may be removed and written again at any time
+                continue  # the cache evicted it meanwhile
+            with file:  # read through the open file: its path may be removed or rewritten at any time
                 try:
                     reader = ArrayRecordReader(f"/dev/fd/{file.fileno()}", _READ)
                     if (count := reader.num_records()) == self.records[shard]:
@@ -205,11 +205,11 @@ def write_trees(folder: pathlib.Path, trees: Iterable[TokenTree], about: Mapping
 
 
 # --------------------------------------------------------------------------------------------------------------- shards
-# Of `jprm tokenise`, some thousand trees each. The records of all were shuffled before they were divided, so that each
-# shard is a sample of all data.
+# Written by `jprm tokenise`, some thousand trees each. All records are shuffled before they are split into shards, so
+# each shard is a random sample of the data.
 
 TOGETHER = 4
-"""Shards whose trees are shuffled together in a stream."""
+"""The number of shards that a stream shuffles together."""
 
 
 class TokenShards(TokenTrees):
@@ -346,8 +346,8 @@ def _make_room(cache: pathlib.Path, most: float) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ jprm tokenise
-# Each shard is written whole by one worker, and beside it what it holds. A command that runs again writes what is
-# missing; several machines write a part each. Whoever finds all shards there writes the folder's index.
+# One worker writes each shard, and its counts beside it. A repeated command writes only missing shards; several
+# machines can write a part each. The process that finds all shards complete writes the folder's index.
 
 TOKENS = 1 << 24
 """The approximate tokens per shard, about 40 MB compressed."""

@@ -85,7 +85,7 @@ WITHIN = (0, 1, 3, 5)
 class Features(NamedTuple):
     """Model-free features of the turns in one trajectory, one entry per turn."""
 
-    texts: list[str]  # a turn's calls as JSON, or its text where it calls nothing
+    texts: list[str]  # a turn's calls as JSON, or its text if it has no calls
     characters: list[int]  # of its text and its calls
     repeats: list[bool]  # whether it calls as an earlier turn did
     errors: list[float]  # the fraction of tools' answers before it that say "error"
@@ -388,7 +388,7 @@ class Failed(NamedTuple):
 
     task: str
     place: int  # of its first bad turn, from 0
-    agents: list[str]  # of each turn; "" where it has no name
+    agents: list[str]  # of each turn; "" if it has no name
     to_blame: str
     scores: list[float] | None
     characters: list[int]
@@ -434,7 +434,7 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
 
     rows = {name: drawn([_certain(run, at(run)) for run in failed]) for name, at in _TRIVIAL.items()}
     rows["any"] = drawn([_random(run) for run in failed])
-    if named:  # of the other figures it says nothing
+    if named:  # this baseline has no other figures
         chance = [[np.nan] * len(WITHIN) + [(run.to_blame in run.agents) / len({*run.agents})] for run in failed]
         rows["any agent"] = {"agent": drawn(chance)["agent"]}
     scores: dict[str, dict[str, Draws]] = {}

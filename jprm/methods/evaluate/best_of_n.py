@@ -108,7 +108,7 @@ class Pools(NamedTuple):
     correct_PN: Float[np.ndarray, "P N"]
     answered_PN: Bool[np.ndarray, "P N"]  # the sample has an answer, or the file has none at all
     class_PN: Int[np.ndarray, "P N"] | None  # equal for equal answers, -1 for none; None if the file has no answers
-    key: dict[str, Float[np.ndarray, "P N"]]  # rule -> what orders the chains; -inf for a chain without a step
+    key: dict[str, Float[np.ndarray, "P N"]]  # rule -> ranking key; -inf for a chain without a step
     weight: dict[str, Float[np.ndarray, "P N"]]  # rule -> the chain's weight in a vote, in [0, 1]
     steps_PN: Int[np.ndarray, "P N"]
     length_PN: Int[np.ndarray, "P N"]  # characters
@@ -165,7 +165,7 @@ def pools_of(
     score_BP = np.zeros(mask_BP.shape, np.float32)
     score_BP[mask_BP] = np.concatenate([*scores, np.zeros(0, np.float32)])
     key, weight = _keys_and_weights(score_BP, mask_BP, scale)
-    if of_pool := not np.isnan(vote_B).any():  # a fused verifier says what a chain's vote weighs
+    if of_pool := not np.isnan(vote_B).any():  # a fused verifier gives the vote weight of a chain
         weight["last"] = vote_B
     return Pools(
         problem=problem,

@@ -37,7 +37,7 @@ class Threshold:
     """
 
     kind: Literal["false_alarm", "accept"]
-    threshold: float  # -inf flags nothing, inf accepts nothing
+    threshold: float  # -inf flags no chain, inf accepts no chain
     alpha: float
     confidence: float | None
     n: int  # calibration chains that it rests on

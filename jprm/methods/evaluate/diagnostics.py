@@ -79,7 +79,7 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
     for rule in RULES:
         score_M = _centred(pools.weight[rule][some_PN], problem_M)
         moments_M3 = np.stack([length_M * length_M, length_M * score_M, score_M * score_M], 1)
-        moments_M3[:, 2] *= np.abs(score_M) > 1e-7  # the aggregation is float32: what is below is its rounding
+        moments_M3[:, 2] *= np.abs(score_M) > 1e-7  # smaller values are float32 rounding
 
         def correlation(weight_RM, moments_M3=moments_M3):
             ll_R, ls_R, ss_R = (weight_RM @ moments_M3).T
@@ -156,7 +156,9 @@ def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str,
     if pools.of_pool:
         raise ScoreError("a score depends on all samples of its pool, so there is no curve over fewer")
     n_max = int(pools.size_P.min())
-    number = {problem: i for i, problem in enumerate(dict.fromkeys(pools.problem))}  # whose pools stay together
+    number = {
+        problem: i for i, problem in enumerate(dict.fromkeys(pools.problem))
+    }  # pools of one problem stay together
     fold_P = (np.random.default_rng(seed).permutation(len(number)) % 2)[[number[x] for x in pools.problem]]
     report = {}
     for rule, value_Pn in chosen_curves(pools).items():

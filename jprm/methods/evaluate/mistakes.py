@@ -58,7 +58,7 @@ class MarkedChains(NamedTuple):
     problem: Sequence[str]
     task_N: np.ndarray
     first_N: Int[np.ndarray, " N"]
-    correct_N: Bool[np.ndarray, " N"]  # what a verdict on the whole chain is held against
+    correct_N: Bool[np.ndarray, " N"]  # the truth for a verdict on the whole chain
     scores: Sequence[Float[np.ndarray, " _"]]
 
 

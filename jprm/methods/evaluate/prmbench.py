@@ -122,7 +122,7 @@ def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, 
     """Returns the threshold with the highest PRMScore over all steps, and that (in-sample) PRMScore."""
     value_U, index_N = np.unique(score_N, return_inverse=True)
     right_U, wrong_U = (np.bincount(index_N.reshape(-1), x_N, len(value_U)) for x_N in (right_N, 1 - right_N))
-    # called wrong: everything up to and with the threshold, which is nothing or one of the values
+    # predicted wrong: every step up to the threshold, which is below all values or equal to one
     fn_K, tn_K = (np.r_[0, np.cumsum(x_U)] for x_U in (right_U, wrong_U))
     curve_K = prm_score(Confusion(fn_K[-1] - fn_K, tn_K[-1] - tn_K, tn_K, fn_K))
     if np.isnan(curve_K).all():

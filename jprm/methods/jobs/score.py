@@ -213,7 +213,7 @@ def write_scores(
     return scored
 
 
-# ---------------------------------------------------------------------- what scores depend on
+# ---------------------------------------------------------------------- settings that scores depend on
 
 
 def identity(prm: PRM | Scorer) -> dict[str, Any]:

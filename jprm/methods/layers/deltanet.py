@@ -348,7 +348,7 @@ def _backward(saved, gradients):
             state = _state_of(log, enters, states, at)
             _, after = jax.vjp(functools.partial(_after, at_B=at), k, total, decay, added, state)
             *more, dstate = after(taken)
-            # The state of a token is read only by later chunks, whose gradients are all here: its own is complete.
+            # Only later chunks read a token's state, and their gradients are all here: its own is complete.
             number = jnp.where(kept[:, x] < dlog.shape[1], _number_of(enters, states, at), dlog.shape[1])
             dlog = _add(dlog, number, dstate)
             return dlog, taken_by(dlog, x + 1), *jax.tree.map(jnp.add, sums, more)

@@ -82,7 +82,7 @@ def _scores_steps(path: str | os.PathLike) -> bool:
         return False
     recognise = importlib.import_module("jprm.methods.formats.adapters.published").recognise
     with contextlib.suppress(ValueError, OSError):  # a language model, which no adapter knows
-        recognise(copy)  # a PRM whose head is that of a language model: verdicts are tokens, as RLHFlow's "+"
+        recognise(copy)  # a PRM with a language-model head: verdicts are tokens, e.g. RLHFlow's "+"
         return True
     return False
 

@@ -49,11 +49,11 @@ def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """The token ids of the M steps of a tree of messages, in the order of `ReasoningTree.steps`."""
+    """Token ids of the M steps in a tree of messages, ordered like `ReasoningTree.steps`."""
 
-    problem: list[int]  # what all sequences start with before the first turn
-    ids: list[list[int]]  # of each step: all tokens from the start to its last
-    written: list[tuple[int, int]]  # of each step: the first of its ids that the agent wrote, and one past the last
+    problem: list[int]  # the common prefix of all sequences, before the first turn
+    ids: list[list[int]]  # per step: all tokens from the start to its last
+    written: list[tuple[int, int]]  # per step: (begin, end) of the ids that the agent wrote
 
 
 def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
@@ -127,7 +127,7 @@ def encode_at(
 ) -> tuple[list[int], list[int]]:
     """Returns the ids of a rendered text, and for each character offset in `places` the number of tokens before it.
 
-    Special tokens are parsed, except where `guard`, a character that is removed, splits their name.
+    Special tokens are parsed unless `guard`, a character that is removed, splits their name.
     """
     ids, starts, at = [], [], 0
     for piece in text.split(guard) if guard else [text]:
@@ -145,7 +145,7 @@ def _name(tree: ReasoningTree) -> str:
 def _places(
     tree: ReasoningTree, nodes: Sequence[int], message: Mapping[str, Any], rendered: Rendered, begin: int, end: int
 ) -> list[int]:
-    """Returns the character offsets of the start of a turn and the end of each of its steps."""
+    """Returns the character offsets at which a turn begins and each of its steps ends."""
     if len(nodes) == 1:
         return [begin, end]
     text, content = rendered.text[begin:end], message["content"] or ""
@@ -181,7 +181,7 @@ def _check_whole(rendered: Rendered, messages: Sequence[Mapping[str, Any]], tool
                 raise ValueError(f"messages[{k}].tool_calls: the chat template leaves out {name!r}. {remedy}")
 
 
-# ----------------------------------------------------------- what a tool answers is data: it injects no control tokens
+# ------------------------------------------------------ tool results are data: they must not inject control tokens
 
 
 def _guard(messages: Sequence[Mapping[str, Any]], tools: Sequence, specials: re.Pattern) -> str:

@@ -1,8 +1,8 @@
 """ATIF, Harbor's Agent Trajectory Interchange Format: reads trajectories, and writes scores back into documents.
 
 A document has `steps` by the system, the user and the agent. An agent's step is a turn; the results of its calls follow
-it. `scored` writes each turn's score to `extra.jprm` of its step, and the description of the scorer to `extra.jprm` of
-the document. All other bytes stay as they are.
+it. `scored` writes each turn's score to `extra.jprm` of its step, and a description of the scorer to the document's own
+`extra.jprm`. All other bytes stay as they are.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _results(observation: Any, ids: Mapping[str, None], where: str, place: str) 
         result = object_of(result, where, within, "Write a result's object.")
         call_id, content = result.get("source_call_id"), result.get("content")
         if call_id is None and content is None and result.get("subagent_trajectory_ref"):
-            continue  # it only says where a subagent's trajectory lies: nobody said anything
+            continue  # a reference to a subagent's trajectory, not a message
         if call_id is not None and ids and not (isinstance(call_id, str) and call_id in ids):
             reason = f"is {call_id!r}, and the step calls {', '.join(map(repr, ids))}"
             raise RecordError(where, within + ".source_call_id", reason, "Name the call that the result answers.")

@@ -15,16 +15,16 @@ class Conversation:
     """A list of messages that grows event by event. All events of one response form one turn."""
 
     def __init__(self, between: str = "", left: Leftovers | None = None) -> None:
-        self.between = between  # two texts of one turn
+        self.between = between  # separator between texts of one turn
         self.left = left or Leftovers(SessionOptions("error"))
-        self.inputs = 0  # messages that are not the agent's: what it writes between two of them has one key
+        self.inputs = 0  # messages not by the agent; its output between two of them shares one key
         self._messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
-        self._texts: list[str] = []  # of this turn, and its thoughts
+        self._texts: list[str] = []  # of the current turn, like `_thoughts`
         self._thoughts: list[str] = []
         self._key: Any = None
-        self._ids: set[str] = set()  # of the last turn's calls
-        self._open: set[str] = set()  # those of them without an answer
+        self._ids: set[str] = set()  # ids of the last turn's calls
+        self._open: set[str] = set()  # unanswered calls among `_ids`
         self._unnamed = 0  # calls without an id that lack an answer
 
     @property
