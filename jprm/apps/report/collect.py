@@ -47,7 +47,7 @@ class Page(NamedTuple):
 
 
 def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, Any]], list[Scores]]:
-    """Returns the results and scores in folders of `jprm eval suite`, for records that all models scored.
+    """Returns the results and scores in suite folders, for records that all models scored.
 
     `model.folder` in the results becomes a `Found`. Raises ValueError if the folders are not of the same suite.
     """
@@ -112,7 +112,7 @@ def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
 
 
 def compare(a: Mapping[str, Draws], b: Mapping[str, Draws]) -> list[dict[str, Any]]:
-    """Returns rows of `what`, `value` (A minus B), `low`, `high`, `better`, for the figures of both models."""
+    """Returns rows of `what`, `value` (A minus B), `low`, `high`, `better`."""
     return [{"what": what, **difference(a[what], b[what]).json()} for what in a if what in b]
 
 
@@ -184,7 +184,10 @@ def _merged(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str, Any]:
-    """Returns as many `problems` and `items` as fit in `BYTES`, taken in turns from the page's orders and at random."""
+    """Returns as many `problems` and `items` as fit in `BYTES`.
+
+    Items are taken in turns from each of the page's orders, and at random.
+    """
     models = range(len(items[0]["c"])) if items else ()
     orders = [
         np.argsort([-item["k"][m][o] for item in items], kind="stable") for o in range(len(ORDERS)) for m in models

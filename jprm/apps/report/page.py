@@ -115,7 +115,7 @@ def html(
     page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str],
     verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (), first: First | None = None,
 ) -> str:  # fmt: skip
-    """Renders the page from its sections (id, heading, blocks) and the SVG of its figures by name."""
+    """Renders the page from sections (id, heading, blocks) and SVG figures by name."""
     several = len(page.models) > 1
     figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]
     picture = dataclasses.replace(figures[0], name=f"first-{figures[0].name}") if figures else None
@@ -413,7 +413,7 @@ def kind(sentence: str) -> str:
 
 
 def _tiles(results: Sequence[tuple[str, dict[str, Any]]]) -> Tiles:
-    """Returns the correct answers at the start, at the end and of the kept policy, and the PRM's final score."""
+    """Returns correct answers at the start, the end and for the kept policy, and the PRM's final score."""
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for name, result in results:
         rows = result["evaluations"]

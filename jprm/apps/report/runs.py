@@ -120,7 +120,7 @@ LEFT_OUT = 10
 
 
 def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the table of runs (differing settings and metrics), and lines on folders that are not shown."""
+    """Yields the table of runs, and lines on folders that are not shown."""
     runs, fields = comparison["runs"], heads_of(comparison["differ"])
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"])
     shown = [name for name in metrics if name.startswith("valid_") and name != "valid_labels"]

@@ -19,7 +19,7 @@ from jprm.tree import ReasoningTree, read_trees
 
 
 def is_records(path: str | os.PathLike) -> bool:
-    """Whether a path is a file or a prepared folder, rather than a folder of a suite or run."""
+    """Whether a path is a file or prepared folder, not a suite or run."""
     return path_of(path).is_file() or (path_of(path) / REPORT).is_file()
 
 

@@ -73,7 +73,7 @@ class _Job:
 
 
 def _merged(jobs: Sequence[_Job]) -> Iterator[int]:
-    """Yields the tokens of a batch with the first job, the first two jobs, etc., with equal problems counted once."""
+    """Yields the batch size in tokens after each job, with equal problems counted once."""
     size, problems = 0, set()
     for job in jobs:
         shared = sum(tokens for problem, tokens in job.problems.items() if problem in problems)
@@ -213,7 +213,9 @@ class Engine:
         return 0
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns the tokens of the trees, at least two per step, because rows have one step slot per two tokens.
+        """Returns the tokens of the trees, at least two per step.
+
+        Rows have one step slot per two tokens.
 
         Common prefixes of steps count once, unless the trees are scored `alone`.
 

@@ -45,7 +45,7 @@ def started(pool: concurrent.futures.ThreadPoolExecutor, function: Callable[[Wor
 
 @dataclasses.dataclass
 class InPieces:
-    """A policy that draws PIECE samples at a time, and raises `Abandoned` if the work was cancelled.
+    """A policy that samples in pieces; raises `Abandoned` if the work was cancelled.
 
     Samples are numbered, so they equal those of a single call. After each piece, `tell` receives the counts so far.
     """

@@ -114,7 +114,7 @@ async def _read(request: Request, kind: type[PoolingRequest]) -> PoolingRequest:
 async def _outputs(
     request: Request, asked: PoolingRequest, places: Callable[[PRM, Sequence[int]], list[int]]
 ) -> tuple[Engine, list[list[int]], list[np.ndarray]]:
-    """Returns the engine, the chains in `input`, and the outputs of each at its `places`, (P, C) float32."""
+    """Returns the engine, the chains in `input`, and their outputs at `places`, (P, C) float32."""
     call = Call(request, asked.model)
     engine = call.engine
     _check(asked, engine.prm)
@@ -163,7 +163,7 @@ def activated(logit_PC: Float[np.ndarray, "P C"], several: bool = False) -> Floa
 
 
 def _check(asked: PoolingRequest, prm: PRM) -> None:
-    """Raises Refusal if the model has no logits, or its logits are not classes but probabilities are requested."""
+    """Raises Refusal unless the model has the requested logits or probabilities."""
     if not isinstance(prm, PRM):
         raise Refusal(400, f"{prm.name}: has no logits, as a judge or a fused verifier; use /v1/score", "model")
     if prm.ratio is not None:
@@ -204,7 +204,7 @@ def _ids(prm: PRM, text: str, special: bool) -> list[int]:
 
 
 def _places(prm: PRM, ids: Sequence[int]) -> list[int]:
-    """Returns the indices of step-end tokens if the layout has such a token, else of all tokens."""
+    """Returns the indices of step-end tokens, or of all tokens if there is no such token."""
     layout = prm.layout
     end = layout.end_of_step if isinstance(layout, TemplateLayout) else None
     return [i for i, token in enumerate(ids) if end is None or token == end]

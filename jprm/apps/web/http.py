@@ -159,7 +159,7 @@ A thread switch would take as long, and a core.
 
 
 async def worked(request: Request, work: Callable[[], T], items: int = 1) -> T:
-    """Runs `work` for a request with a complete body, in a thread if it may take long.
+    """Runs `work` for a request with a complete body, in a thread if slow.
 
     Raises Refusal (499) if the client disconnected before the work begins.
     """

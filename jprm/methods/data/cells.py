@@ -28,8 +28,8 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     """Returns the value at a dotted path, checked for its type, e.g. `take(item, "doc.answer", str, where)`.
 
     A path through a list of objects returns the list of their values. A boolean does not pass as an integer. A float
-    without a fraction does, since pandas stores integers as floats if a column has gaps. A CSV cell is converted to the
-    first type in `kinds` that fits, but text comes last unless it is listed before `list`.
+    without a fraction does, since pandas stores integers as floats if a column has gaps. A CSV cell becomes a list or
+    object if it has brackets, else text if `str` is allowed, else a boolean or number (`_cell_as`).
 
     within: the path of `item` itself, for error messages, e.g. `steps[3].`.
 

@@ -177,7 +177,7 @@ def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: s
 def _are_steps(item: Mapping, values: Record, where: str, column: str) -> bool:
     """Whether each inner list is one step in pieces, rather than a chain.
 
-    True if there is one label, first error or outcome per list or per item, or if each list holds one text. Raises
+    True if there is one label per list, a single first error or outcome for the item, or one text per list. Raises
     RecordError if the file leaves it open.
     """
     steps, labels = values["steps"], values.get("labels")

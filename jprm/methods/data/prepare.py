@@ -142,7 +142,7 @@ def _prepare(
     overwrite: bool,
     console: rich.console.Console,
 ) -> PrepareReport:
-    """Writes the folder of records with a problem key in `problems`, or of all records if it is None."""
+    """Writes the folder of records; `problems`, if given, selects them by problem key."""
     duplicates, name = request.duplicates, request.name
     if duplicates not in ("keep", "drop"):
         raise ValueError(f"duplicates is {duplicates!r}: use 'keep' or 'drop'")
@@ -441,7 +441,9 @@ def fetch(
     allowed: Collection[str],
     on_bytes: Callable[[int, int | None], None] = lambda done, total: None,
 ) -> pathlib.Path:
-    """Downloads a URL into `folder` unless a file with an allowed SHA-256 (or the same commit) is there.
+    """Downloads a URL into `folder`, unless a valid copy is there.
+
+    A copy is valid if its SHA-256 is allowed, or its address names the same commit.
 
     Raises:
       ValueError: no checksum is known, the download has another, or `url` is malformed. The folder stays as it was.

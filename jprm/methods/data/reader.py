@@ -199,7 +199,7 @@ def is_csv(path: str | os.PathLike) -> bool:
 
 
 def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields (number from 1, JSON) for every line, list element, table row or prepared record of a file.
+    """Yields (number from 1, JSON) for every item of a file.
 
     - A JSON list (first byte `[`) yields its elements, numbered by line. A list of messages is one item.
     - A single JSON object yields the elements of its lists if it has several (e.g. one per subject in Mr-Ben), or one
@@ -361,7 +361,7 @@ BATCH = 512
 
 
 def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (row number from 1, JSON object) for every row of a Parquet or Arrow file, or an Arrow stream.
+    """Yields (row number from 1, JSON object) for every row of a Parquet or Arrow file.
 
     Null fields are left out, because a table cannot distinguish them from absent ones; nulls inside lists stay. Memory
     holds one Parquet row group or Arrow record batch.

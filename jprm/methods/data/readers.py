@@ -131,7 +131,7 @@ READERS: dict[str, Reader | str] = {
 
 
 def readers_of(item: Any) -> list[str]:
-    """Returns the names of the readers that accept an item, the most specific first and jprm's own formats last."""
+    """Returns the names of readers that accept an item, jprm's own formats last."""
     names = []
     for name in READERS:
         with contextlib.suppress(ValueError, Dropped):

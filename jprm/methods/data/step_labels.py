@@ -57,7 +57,7 @@ def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[R
 
 
 def _signs(labelled: str, segments: list[str], where: str) -> list[float]:
-    """Reads labels from Math-Shepherd's second text, which must repeat the first with + or - in place of each tag."""
+    """Reads labels from Math-Shepherd's second text: + or - replaces each tag."""
     labels, at = [], 0
     for segment in segments[:-1]:
         sign = labelled[at + len(segment) : at + len(segment) + 1]
@@ -82,7 +82,7 @@ _PROCESSBENCH = "https://huggingface.co/datasets/Qwen/ProcessBench/resolve/main/
 
 
 def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain, labelled 1 before the first wrong step, 0 at it and null after it.
+    """Yields one chain: label 1 before the first wrong step, 0 at it, null after.
 
     `first_error` is the index of that step, -1 if every step is right. `correct` is true if the final answer is
     correct, even if a step is wrong. A wrong answer must have a wrong step.
@@ -301,7 +301,7 @@ _MEANT = ("problem", "steps", "labels", "samples", "nodes", "semantics", "prompt
 def _labelled(
     item: Mapping, problem: str, steps: list, labels: list | None, semantics: str, known: tuple[str, ...], **more: Any
 ) -> Record:
-    """Builds a chain and keeps the other keys of the item, unless they have a meaning in records."""
+    """Builds a chain; keeps other keys unless they have a meaning in records."""
     chain: Record = {"problem": problem, "steps": steps, "labels": labels, **more, "semantics": semantics}
     chain = others(chain, "labels", "semantics") if labels is None else chain
     return chain | others(item, *known, *_MEANT)

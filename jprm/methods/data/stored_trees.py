@@ -144,7 +144,7 @@ class TokenTrees(Sequence[TokenTree]):
         return self.__dict__ | {"_last": (-1, None)}  # a reader stays in its process
 
     def open(self, shard: int) -> Any:
-        """Opens a reader of one shard, copying the shard to this machine first if it is in a bucket."""
+        """Opens a reader of one shard, downloading the shard first if needed."""
         from array_record.python.array_record_module import ArrayRecordReader
 
         while True:
@@ -184,7 +184,7 @@ def cached_trees(
     """Returns the trees cached in `folder` for the settings `about`; writes them first if absent.
 
     Args:
-      trees: consumed only if the cache is empty.
+      trees: consumed only if they are not cached yet.
       about: the JSON settings that the trees depend on, including their `extras`.
     """
     if is_remote(folder):

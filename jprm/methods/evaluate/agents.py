@@ -341,7 +341,7 @@ def chosen(key_T: Float[np.ndarray, " T"], solved_T: Float[np.ndarray, " T"]) ->
 
 
 def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
-    """Returns pass^k, pass@k and the success rate of the chosen trial, with 95 % intervals over tasks.
+    """Returns pass^k, pass@k and the success rate of chosen trials, with 95 % intervals.
 
     k goes up to the smallest number of trials per task. Tasks with a single trial are left out and counted as
     `n_single`. `ahead` is each key of the scores minus the best trivial key, on the same resamples of tasks. If all

@@ -58,7 +58,9 @@ COMPARED = 2**24
 
 @functools.lru_cache(maxsize=4)  # of pools of one size, every rule asks for the same
 def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
-    """Returns the probability that the best of n out of `size` ranked samples has rank r, for n = 1 .. n_max.
+    """Returns the probability that the best of n samples has rank r, for n = 1 .. n_max.
+
+    `size` is the number of samples in the pool.
 
     C(N - r - 1, n - 1) / C(N, n), computed as n / (N - r) times prod_{i<n} (N - r - i) / (N - i). All factors are at
     most 1, so it cannot overflow.
@@ -183,7 +185,7 @@ def pools_of(
 
 
 def at_ends(curve_Pn: Float[np.ndarray, "P n"], size_P: Int[np.ndarray, " P"]) -> Float[np.ndarray, "P n"]:
-    """Sets a curve to NaN except at n = 1, and at the largest n if all pools have that size."""
+    """Sets a curve to NaN except at n = 1 and at a pool size common to all."""
     kept_Pn = np.full(curve_Pn.shape, np.nan)
     kept_Pn[:, 0] = curve_Pn[:, 0]
     if size_P.max() == curve_Pn.shape[1]:
@@ -378,7 +380,10 @@ def compare_curves(
 def _curves(
     pools: Pools, trivial: Mapping[str, Sequence[baselines.Chosen]], n_max: int, trials: int, seed: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Returns accuracies (P, n) by chooser (`at_ends` if it reads the pool), and the standard errors of votes."""
+    """Returns accuracies (P, n) by chooser, and the standard errors of votes.
+
+    Choosers that read the whole pool are limited by `at_ends`.
+    """
 
     def placed(chosen: Sequence[baselines.Chosen], field: str, fill: float) -> np.ndarray:
         return _placed(pools.with_steps_PN, np.concatenate([getattr(pool, field) for pool in chosen]), fill)
@@ -419,7 +424,7 @@ def _empty_samples(tree: ReasoningTree, where: str) -> int:
 
 
 def outcome_of(truth: Any, leaf: Node, where: str) -> float:
-    """Returns 1 if a sample is correct, as recorded or by comparing its answer with `truth`, else 0.
+    """Returns 1 if a sample is correct (recorded, or its answer equals `truth`), else 0.
 
     A sample that its verifier left undecided is incorrect.
 
@@ -650,7 +655,7 @@ def _peak(curve: Mapping[str, Any], rule: str, fall: Mapping[str, Any] | None) -
 
 
 def glance(models: Sequence[PageModel]) -> Iterator[str | Table]:
-    """Yields a plain-language description of the first file, and a table of models beside the best trivial chooser."""
+    """Yields a description of the first file, and a table with the best trivial chooser."""
     name, report = next(iter(models[0].results["best_of_n"].items()))
     if "best_baseline" not in report:  # results of 0.1
         return

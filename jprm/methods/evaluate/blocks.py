@@ -205,7 +205,7 @@ _RIGHT = {"justify": "right", "no_wrap": True}
 
 
 def _folded(table: Table) -> RichTable:
-    """Returns the table with each interval below its value, and with one word per line in headings."""
+    """Folds a table: intervals below values, one word per line in headings."""
     widest = max((len(word) for row in table.lines if row for word in row[0].split()), default=1)
     columns: list[tuple[str, dict[str, Any]]] = [(table.columns[0], {"min_width": widest, "overflow": "fold"})]
     rows = [row and [row[0], *(re.sub(r" (?=[\[(])", "\n", cell) for cell in row[1:])] for row in table.lines]

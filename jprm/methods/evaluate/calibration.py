@@ -104,7 +104,7 @@ def ece_interval(
     *,
     seed: int,
 ) -> Interval:
-    """Returns the debiased ECE, and an interval that covers the population ECE in about 95 % of samples.
+    """Returns the debiased ECE with an interval of about 95 % coverage.
 
     In simulations it covers in 93 to 98 %, least if all scores are near 1.
 
@@ -314,7 +314,7 @@ class _Steps(NamedTuple):
 
 
 class _First(NamedTuple):
-    """Chains with a known first error or none, by lowest score and whether every step is right."""
+    """Chains with fully known correctness: lowest score, and whether every step is right."""
 
     problem_C: Int[np.ndarray, " C"]
     lowest_C: Float[np.ndarray, " C"]

@@ -87,7 +87,7 @@ def accept_threshold(
     confidence: float,
     grid: Sequence[float] | np.ndarray = GRID,
 ) -> Threshold:
-    """Returns the lowest threshold of `grid` at which at most a fraction `alpha` of the accepted chains is wrong.
+    """Returns the lowest threshold with an error rate of at most `alpha` among accepted chains.
 
     This holds with probability `confidence` over the calibration chains. If no threshold qualifies, it is infinite and
     no chain is accepted. `grid` must not be chosen on these chains. The error rate need not fall with the score.

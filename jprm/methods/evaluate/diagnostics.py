@@ -31,7 +31,7 @@ LEAST = 10
 
 
 def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.05) -> dict[str, Any]:
-    """Returns how often the last step of a chain has its lowest score, beyond the rate expected by length.
+    """Measures how often the last step scores lowest, beyond the rate expected by length.
 
     A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
     section 4.3). Only chains with at least two steps and only positive labels count, since errors do come late. `share`
@@ -60,7 +60,7 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
 
 
 def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dict[str, Any]]:
-    """Returns how chain scores under each rule change with the number of steps, among a problem's correct samples.
+    """Measures how chain scores change with length, among each problem's correct samples.
 
     Problems differ in length and difficulty, and incorrect samples may be longer for good reason. So only correct
     samples count, with lengths and scores centred per problem. Per rule: `slope` per step, and `correlation` with an

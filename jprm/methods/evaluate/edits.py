@@ -109,7 +109,7 @@ def _runs(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _otherwise_used(letter: str, text: str) -> bool:
-    """Whether a single letter may be a times sign, a unit (`5k`) or part of a name."""
+    """Whether a lone letter may be a times sign, a unit (`5k`) or part of a name."""
     alone = rf"(?<![^\W\d_])(?<!\\){letter}(?![^\W\d_])"
     times = rf"[\d)%]\s*{alone}\s*[\d$]|[\w)%]\s+{alone}\s+(?:\$?\d|\(|[^\W\d_](?![^\W\d_]))"
     name = rf"{alone}(?:['’]|(?:\$|\\\))?-[A-Za-z]{{2}})|[A-Za-z]{{2}}-{alone}"
@@ -197,7 +197,7 @@ MEANING_LOST: dict[str, Edit] = {edit.__name__: edit for edit in (number, negate
 
 
 def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
-    """Changes one match in the first step that has one, from the middle of the chain on; None if there is none."""
+    """Changes one match in the first matching step after the middle; None if there is none."""
     steps = list(chain["steps"])
     for at in range(len(steps) // 2, len(steps)):
         places = list(what.finditer(steps[at]))

@@ -94,7 +94,7 @@ def mcc(
 def mistakes_report(
     trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Returns the figures of all chains and of each task, with 95 % intervals over problems, and baselines.
+    """Returns all figures, overall and by task, with 95 % intervals and baselines.
 
     `ahead` is the F1 of the cross-fitted scores minus the best baseline's, paired. `mr_score` averages over `subjects`,
     one name per chain; by default each task is a subject.

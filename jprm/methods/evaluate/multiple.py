@@ -35,7 +35,7 @@ def p_value(difference: Draws) -> float:
 
 
 def discoveries(p_N: Sequence[float], rate: float = RATE) -> Bool[np.ndarray, " N"]:
-    """Marks the differences to report, with a false discovery rate of at most `rate` (Benjamini & Hochberg, 1995).
+    """Marks the differences to report, with false discovery rate `rate` (Benjamini & Hochberg, 1995).
 
     Takes the k smallest p values, for the largest k with p_(k) <= rate k / N. Valid for independent and for positively
     dependent comparisons, e.g. rules of one model. NaN is never reported.

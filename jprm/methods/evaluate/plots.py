@@ -62,7 +62,7 @@ def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) ->
 
 
 def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws the fraction of right steps over the mean score per bin, with intervals and the diagonal."""
+    """Draws the fraction right over the mean score per bin, with intervals."""
     axes = figure.subplots()
     axes.plot([0, 100], [0, 100], color=INK, linestyle="--", linewidth=1)
     for (label, curve), colour in zip(curves.items(), COLOURS, strict=False):
@@ -137,7 +137,7 @@ def slug(name: str) -> str:
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Moves labels at heights in [0, 1] as little as possible so that they are `gap` apart, in order, and at most 1."""
+    """Moves labels in [0, 1] apart by at least `gap`, keeping their order."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for before, i in zip(order, order[1:], strict=False):

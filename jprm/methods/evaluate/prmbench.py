@@ -181,7 +181,10 @@ def prmbench_report(
 
 
 def _counted(chains: Sequence[_Chain], classes: int) -> tuple[Float[np.ndarray, "B C 4"], Float[np.ndarray, " B"]]:
-    """Returns each chain's `Confusion` by class, and whether its first error is predicted wrong (NaN if no error)."""
+    """Returns each chain's `Confusion` by class, and whether its first error is found.
+
+    The latter is NaN if the chain has no error.
+    """
     count_BC4 = np.zeros((len(chains), classes, 4))
     first_B = np.full(len(chains), np.nan)
     for i, (of_class, _, _, right_P, called_P) in enumerate(chains):

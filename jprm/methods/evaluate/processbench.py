@@ -93,7 +93,7 @@ def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> floa
 def cross_fit(
     first_error_N: Int[np.ndarray, " N"], scores: Scores, problems: Sequence[str], seed: int, folds: int = FOLDS
 ) -> tuple[Bool[np.ndarray, " N"], list[float]]:
-    """Returns whether each chain is predicted correctly at the threshold tuned on other folds, and these thresholds.
+    """Returns whether each chain is predicted correctly with cross-fitted thresholds, and the thresholds.
 
     Folds are split by problem, so no threshold is used on a chain with a problem it was tuned on. Raises
     NothingToMeasure if the other folds lack chains with or without an error.
@@ -300,7 +300,7 @@ def figures(request: Request) -> Report:
 
 
 def foreseen(records: Mapping[str, Sequence[Mapping[str, Any]]], calibrate: Collection[str]) -> Iterator[str]:
-    """Yields a sentence for each file without an F1, because all or none of its chains have an error."""
+    """Yields a sentence for each file without F1: all or none of its chains have errors."""
     for name, chains in records.items():
         n_error = sum(chain["first_error"] >= 0 for chain in chains)
         if alike := _alike(n_error, len(chains) - n_error):

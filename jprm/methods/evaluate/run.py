@@ -179,7 +179,7 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 
 
 def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list[dict[str, Any]]]:
-    """Reads all files before the first is scored, so that a bad file is found at once instead of hours later."""
+    """Reads all files before any is scored, to find bad files early."""
     return {name: source.records(path) for name, (path, source) in files.items()}
 
 

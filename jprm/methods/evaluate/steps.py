@@ -181,7 +181,7 @@ def _labelled_steps(trees: Sequence[Labelled], scores: Scores):
 
 
 def _won(trees: Sequence[Labelled], scores: Scores) -> tuple[Float[np.ndarray, " Q"], list[str]]:
-    """Returns whether the right step of each pair of alternatives has the higher score, and its problem."""
+    """Returns whether the right step of each alternative pair wins, and its problem."""
     won, problem_Q = [], []
     for tree, score in zip(trees, scores, strict=True):
         right_Q, wrong_Q = alternatives(tree.parent_N, tree.class_N).T
@@ -273,7 +273,7 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
 
 
 def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
-    """Yields the differences from the best baselines, then the figures of each report and of the first's baselines."""
+    """Yields differences from the best baselines, then all figures."""
     if "ahead" in first:  # reports of 0.1 have none
         rows = [
             [words(key), words(first["ahead"][key]["baseline"]), *(report["ahead"][key] for report in reports.values())]

@@ -60,7 +60,7 @@ def _same(left: str | float, right: str | float) -> bool:
 
 
 class Votes(NamedTuple):
-    """Expected accuracy of problem p's vote over n samples with weighting k, for n = 1 .. n_max."""
+    """Vote accuracy of problem p with n samples and weighting k, n = 1 .. n_max."""
 
     value_PnK: Float[np.ndarray, "P n K"]
     standard_error_nK: Float[np.ndarray, "n K"]  # of the mean over problems, from sampling votes; 0 where exact
@@ -76,7 +76,7 @@ def vote_accuracy(
     trials: int,
     seed: int,
 ) -> Votes:
-    """Returns the accuracy of votes over n of the first `size_P[p]` samples, for n up to `n_max`.
+    """Returns the accuracy of votes among n samples per problem, for n up to `n_max`.
 
     `n_max` must be at most min(size_P), and weights at least 0. A sample of class -1 has no answer: it takes one of the
     n places but does not vote. A vote without any answer is incorrect. The correctness of a class is the mean over its
@@ -110,7 +110,7 @@ def vote_accuracy(
 
 
 def _scaled(weight_PNK, in_pool_PN):
-    """Scales the weights of each pool and weighting by a power of two, so that the largest is in [1/2, 1).
+    """Scales each pool and weighting by a power of two; the largest weight is in [1/2, 1).
 
     This keeps ties. Only ratios of weights matter, and products of many step scores would underflow float32.
     """

@@ -171,7 +171,7 @@ REMEDY = "run `jprm eval calibration --store`"
 
 
 def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str | None) -> None:
-    """Writes a map (as `to_json`) and its calibration files into the model's folder, replacing any earlier map."""
+    """Writes a map and the names of its calibration files into the model's folder."""
     from_json(recalibration)
     of = {"run": run_id(path_of(prm.name)), "step": prm.step}
     record = {"map": dict(recalibration), **of, "fitted_on": list(files), "neutral": neutral}
@@ -199,7 +199,7 @@ def stored_calibration(prm: PRM) -> Recalibration:
 
 
 def mapped(recalibration: Recalibration, record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a scored record with the map applied to its scores (not to other outputs)."""
+    """Returns a copy of a scored record with mapped scores; other outputs stay unchanged."""
     tree = tree_of(record)
     score_N = apply(recalibration, np.array([node.score for node in tree.nodes], float))
     return in_order_of(record, record_of(with_scores(tree, map(as_written, score_N))))

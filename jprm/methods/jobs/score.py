@@ -259,7 +259,7 @@ def scored_lines(
 
 
 def _gathered(prm: PRM, trees: Sequence[ReasoningTree]) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the named outputs of each tree, (N,) float32, computed in at most one chunk per process."""
+    """Yields each tree's named outputs, (N,) float32. Each process computes at most one chunk."""
 
     def outputs_of(chunks: Sequence[Sequence[ReasoningTree]]) -> list[list[dict[str, list[float]]]]:
         return [

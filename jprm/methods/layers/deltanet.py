@@ -295,7 +295,7 @@ _inverse.defvjp(_inverse_forward, _inverse_backward)
 
 @jax.custom_vjp
 def _chunks(q, k, v, total, solved, decay, log, plan: ChunkPlan):
-    """Returns outputs (N, B, K, G, C, V), and the log of states (B, S, K, G, H, V) with the states of these chunks.
+    """Returns outputs (N, B, K, G, C, V) and the updated state log (B, S, K, G, H, V).
 
     q, k: (N, B, K, C, H). v: (N, B, K, G, C, V). total: G_i, (N, B, K, G, C). solved: (I + A)^-1 b, and decay:
     exp(G_ij), 0 off the path, both (N, B, K, G, C, C). log: the initial state of rows, then zeros.
@@ -407,7 +407,7 @@ def _state_of(log, enters_BC, states_BC, at_B):
 
 
 def _read(q_BKCH, k_BKCH, state_BKGHV, mine_BC):
-    """Returns k'S and q'S (B, K, G, C, V) for tokens whose path enters with this state, zeros for others."""
+    """Returns k'S and q'S (B, K, G, C, V) for tokens that enter with this state, else zeros."""
     kq = jnp.concatenate([k_BKCH, q_BKCH], axis=2)
     read = jnp.einsum("BKXH,BKGHV->BKGXV", kq, state_BKGHV) * jnp.tile(mine_BC, (1, 2))[:, None, None, :, None]
     C = k_BKCH.shape[2]
@@ -415,7 +415,7 @@ def _read(q_BKCH, k_BKCH, state_BKGHV, mine_BC):
 
 
 def _read_all(q, k, log, enters, states, reads, v):
-    """Returns k'S and q'S of all tokens in the chunk, each with the state with which its path enters."""
+    """Returns k'S and q'S for all tokens, each with its path's entry state."""
 
     def add(x, carry):
         more = _read(q, k, _get(log, states[:, x]), enters == x)
@@ -425,7 +425,7 @@ def _read_all(q, k, log, enters, states, reads, v):
 
 
 def _local_part(q, k, v, total, solved, decay, of_k, of_q):
-    """Returns a chunk's outputs, and the additions of its tokens to the state, both (B, K, G, C, V)."""
+    """Returns a chunk's outputs and its tokens' additions to the state, both (B, K, G, C, V)."""
     enter = jnp.exp(total)[..., None]
     added = solved @ (v - enter * of_k)
     seen = jnp.einsum("BKIH,BKJH->BKIJ", q, k)[:, :, None] * decay
@@ -445,7 +445,7 @@ def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
 
 
 def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, config: ModelConfig):
-    """Returns the output of new tokens, and the cached state after the first `length` tokens of each row.
+    """Returns the output for new tokens, and the cached state after the first `length` per row.
 
     state: the recurrent state (B, K, G, H, V) and the last convolution inputs (B, K, W - 1, X), before these tokens.
     """

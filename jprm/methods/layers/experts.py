@@ -42,7 +42,7 @@ def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: Mo
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, settings, config: ModelConfig):
-    """Returns the weighted outputs of the chosen experts, plus the shared expert's if there is one, and sums."""
+    """Returns the weighted outputs of the chosen experts (plus the shared expert), and sums."""
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
     places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
@@ -64,7 +64,7 @@ _MATRICES = ("expert_gate", "expert_up", "expert_down")
 
 
 def routed(x_BTD, router_DN, config: ModelConfig):
-    """Returns the probabilities of all N experts in float32, and the weights and indices of the P chosen ones."""
+    """Returns float32 probabilities of all N experts, and the weights and indices of P chosen ones."""
     logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), router_DN, out_sharding=stream(x_BTD))
     probability_BTN = jax.nn.softmax(logit_BTN, axis=-1)
     weight_BTP, expert_BTP = jax.lax.top_k(probability_BTN, config.experts.used)
@@ -74,7 +74,7 @@ def routed(x_BTD, router_DN, config: ModelConfig):
 
 
 def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
-    """Returns the outputs for the tokens of one device, summed over the `expert` ring and over `tensor`."""
+    """Returns one device's outputs, summed over the `expert` ring and over `tensor`."""
     (B, T, D), split = x_BTD.shape, dict(jax.sharding.get_abstract_mesh().shape)
     x_ND, weight_NP, expert_NP = (x.reshape(B * T, -1) for x in (x_BTD, weight_BTP, expert_BTP))
     ring = split.get("expert", 1)
@@ -116,7 +116,7 @@ def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config:
 
 @jax.custom_vjp
 def grouped(x_XD, w_EDF, count_E):
-    """Multiplies the first count_E[0] rows by the first matrix, the next count_E[1] rows by the second, etc.
+    """Multiplies row group e (count_E[e] consecutive rows) by matrix e.
 
     The TPU compiler has a kernel for this and for the gradient of the rows. It would compute the gradient of the
     matrices as E products over all rows, so a JAX kernel is used instead (MegaBlocks, Gale et al. 2022).

@@ -60,7 +60,7 @@ def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, An
 
 
 def kept_head(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
-    """Like `head_of_run`, but prints a notice if the base scores steps with a head that cannot be reused."""
+    """Like `head_of_run`, but prints a notice if a PRM base has an incompatible head."""
     head = head_of_run(path, experiment)
     if not head and multihost.is_first() and _scores_steps(path):
         print(f"the head of {path} is not used: training starts from its decoder and a head of zeros")

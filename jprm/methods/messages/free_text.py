@@ -128,7 +128,7 @@ _ABOUT = frozenset(
 
 
 def exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Returns the texts of one user and one assistant message, and of an optional system message, by role."""
+    """Returns the texts of one user, one assistant and an optional system message, by role."""
     for key in ("tools", "functions", "documents"):
         if record.get(key):
             reason = "is part of the prompt, and a layout has no place for it"

@@ -40,7 +40,7 @@ def known(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem_of(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
-    """Returns the record's `problem`, or else the first user message, or else the first message with text."""
+    """Returns `problem`, else the first user message, else the first message with text."""
     if isinstance(text := extra.get("problem"), str) and text.strip():
         return text
     texts = [(content_of(message), message["role"]) for message in messages]
@@ -517,7 +517,7 @@ def _reached(outcome: Any) -> bool | None:
 
 
 def _with_outcomes(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    """Sets `correct` of a final step from its own `outcome` or the outcome of a leaf after it."""
+    """Sets `correct` of final steps from their `outcome`, or from a later leaf's."""
     judged = list(nodes)
     steps: list[int] = []  # the last step of each node's path, -1 for none
     for i, node in enumerate(nodes):

@@ -125,7 +125,7 @@ def _chat_of(tokenizer: JsonTokenizer) -> ChatTemplate:
 def encode_at(
     tokenizer: JsonTokenizer, text: str, places: Sequence[int], guard: str = ""
 ) -> tuple[list[int], list[int]]:
-    """Returns the ids of a rendered text, and for each character offset in `places` the number of tokens before it.
+    """Returns the ids of a rendered text, and the token count before each offset.
 
     Special tokens are parsed unless `guard`, a character that is removed, splits their name.
     """

@@ -89,7 +89,7 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
 
 
 def _keep_rewards(step: Mapping[str, Any], turn: Record | None, where: str, place: str) -> None:
-    """Adds the rewards of a step to its own turn, or else to the last turn before it."""
+    """Adds a step's rewards to its own turn, or else to the last turn before it."""
     rewards = {key: number_of(step[key], where, f"{place}.{key}") for key in ("reward", "mc_return")
                if step.get(key) is not None}  # fmt: skip
     if rewards and turn is None:

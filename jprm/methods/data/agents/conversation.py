@@ -65,7 +65,10 @@ class Conversation:
         return self._turn is not None and key is not None and key == self._key
 
     def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
-        """Adds text, thoughts and a call to the turn of response `key`, beginning a new turn if needed."""
+        """Adds text, thoughts and a call to the turn of response `key`.
+
+        Begins a new turn if the last one belongs to another response.
+        """
         if not self.holds(key) or self._turn is None:
             self._join()
             self._turn, self._texts, self._thoughts, self._key = {"role": "assistant", "content": ""}, [], [], key

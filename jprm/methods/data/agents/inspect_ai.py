@@ -28,7 +28,7 @@ class InspectOptions(SessionOptions):
 
 
 def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Record | LeftOut]:
-    """Yields the samples of an inspect-ai log (or a single sample), each with its score as the outcome.
+    """Yields the samples of an inspect-ai log, each with its score as the outcome.
 
     The scores C, P, I and N become 1, 0.5, 0 and 0. The target becomes the answer, and all scores are kept as
     `rewards`. A tool's error replaces its output, as in the messages that inspect-ai sends to the model.
@@ -116,7 +116,7 @@ def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Re
 
 
 def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, JSON) for each log in a JSON file, or each sample in an `.eval` file.
+    """Yields (number, JSON) per log of a JSON file, or per sample of an `.eval` file.
 
     Raises RecordError if an `.eval` file cannot be read, e.g. because inspect-ai is not installed.
     """

@@ -147,7 +147,7 @@ def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
 
 
 def trajectory_of(record: Record, where: str) -> Record:
-    """Validates a trajectory and adds `segment`, so that even a single exchange is read as a trajectory."""
+    """Validates a trajectory and adds `segment`, so that a single exchange counts as one."""
     return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
 
 
@@ -173,7 +173,7 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 
 
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
-    """Returns the keys of a log to keep beside its messages, and its outcome under the key `outcome`."""
+    """Returns the keys of a log to keep, and its outcome as `outcome`."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     info = held if isinstance(held := item.get("reward_info"), Mapping) else {}  # of tau2-bench
     item = {"reward": info.get("reward"), **item}
