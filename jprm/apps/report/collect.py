@@ -99,7 +99,7 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
 
 
 def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
-    """Returns the problem draws of every figure of a model, by description.
+    """Returns the problem draws for each of a model's figures, by description.
 
     `scores` are scored trees by file name. Models of one suite share resamples.
     """
@@ -272,7 +272,7 @@ ORDERS = (_convincing, _doubted, _far_from_label, _apart, _lowest)
 
 
 def _item(tree: ReasoningTree, scores: Sequence[Sequence[float | None]], order: Sequence[int]) -> dict[str, Any]:
-    """Builds an item of `chains` from the nodes `order` of a tree; `m` is the context of each turn of a trajectory."""
+    """Builds an item of `chains` from the nodes `order`; `m` is the context around each turn."""
     labels = [tree.nodes[i].label for i in order]
     if tree.semantics == "rating":
         labels = [None if label is None else (label + 1) / 2 for label in labels]

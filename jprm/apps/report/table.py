@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 def table_of(folders: Sequence[str | os.PathLike], over: Sequence[str] = ("seed",)) -> list[Row]:
-    """Returns the rows of a table, by figure and group. Groups are compared with the group of the first run.
+    """Returns table rows, by figure and group; groups are compared with the first run's group.
 
     Args:
       folders: folders of `jprm eval suite` or `jprm train`, or folders that contain these.

@@ -191,7 +191,7 @@ class Call:
             waiting.cancel()
 
     async def in_turn(self, pieces: Sequence[Callable[[], concurrent.futures.Future]]) -> list[Any]:
-        """Returns the results of the pieces of one request, between which other requests may run.
+        """Returns the results of one request's pieces; other requests may run between them.
 
         Each piece is started while the previous one runs. All share one time limit. Raises Refusal like `answer`.
         """

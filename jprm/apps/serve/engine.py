@@ -555,7 +555,7 @@ def _apart(
     places: Sequence[np.ndarray],
     merged: Sequence[Outputs],
 ) -> list[Outputs]:
-    """Splits the outputs of merged trees into the outputs of each tree, (N,) float32."""
+    """Splits merged outputs into the outputs of each tree, (N,) float32."""
     outputs_of: list[Outputs] = [{} for _ in trees]
     for in_tree, node_N, outputs in zip(members, places, merged, strict=True):
         at = 0
@@ -571,7 +571,10 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
 
 
 def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
-    """Merges trees of one problem, sharing common step prefixes; also returns the merged node of each step."""
+    """Merges trees with the same problem; also returns each step's node in the merged tree.
+
+    Common step prefixes are shared.
+    """
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}
     places: list[int] = []

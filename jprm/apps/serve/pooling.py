@@ -143,7 +143,7 @@ async def _outputs(
 
 
 def labels_of(prm: PRM) -> list[str]:
-    """Returns the channel names of the head: the labels of a published classifier, or else the head's own."""
+    """Returns the head's channel names, or the labels of a published classifier."""
     names = list(find(prm.config.head).channels)
     for name, output in prm.readout.outputs:
         if name != "score" and isinstance(output, Weighted) and sorted(output.factors)[-2:] in ([0.0, 1.0], [1.0]):

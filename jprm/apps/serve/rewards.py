@@ -69,7 +69,7 @@ class ScoredSample:
         return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
-        """Returns the token of each step: the last one with a part of the step's last character."""
+        """Returns each step's token: the last one that covers its last character."""
         if self.tokens is None:
             return None
         if self.turns is not None:

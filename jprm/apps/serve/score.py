@@ -295,7 +295,7 @@ async def alternatives(request: Request) -> Response:
 
 
 def _tree(prefix: Prefix, samples: list[Sample]) -> tuple[ReasoningTree, list[list[int]]]:
-    """Builds the tree of the given steps and all alternatives; also returns the nodes of each alternative's chain."""
+    """Builds the tree of steps and alternatives; also returns each alternative's path."""
     nodes = [Node(i - 1, step) for i, step in enumerate(prefix.steps)]
     before, paths = list(range(len(nodes))), []
     for sample in samples:

@@ -59,7 +59,7 @@ def _has_fields(value: Any) -> bool:
 
 
 def _field(value: Any, key: str) -> Any:
-    """Returns the field of an object, or of each object in a list; None if absent."""
+    """Returns the field in an object, or in each object of a list; None if absent."""
     if isinstance(value, list) and value and _has_fields(value):
         return [_field(item, key) for item in value]
     return value.get(key) if isinstance(value, Mapping) else None

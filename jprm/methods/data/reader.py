@@ -54,7 +54,7 @@ class LeftOut(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One line of a file that is read as a whole, e.g. of an agent transcript."""
+    """One line in a file that is read as a whole, e.g. an agent transcript."""
 
     where: str  # FILE:LINE
     value: Any

@@ -244,12 +244,14 @@ class TokenShards(TokenTrees):
         return fetched(self.folder / name, f"{self._id}-{name}", *self._cache)
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
-        """Returns the endless order of trees for stream k of n; `stream` is (k, n)."""
+        """Returns the endless tree order for `stream`, (k, n): stream k out of n."""
         return grain.MapDataset.range(sys.maxsize).map(ShardOrder(self, seed, stream))
 
 
 class ShardOrder:
-    """Maps i to the i-th tree of stream k of n; depends only on the seed, the shards, k and n.
+    """Maps i to the i-th tree in stream k out of n.
+
+    Depends only on the seed, the shards, k and n.
 
     The shards of all epochs, reshuffled each epoch, form one endless sequence. Stream k takes its elements k, k + n, k
     + 2n, ..., so each process reads only its own shards. The trees of `TOGETHER` consecutive shards are shuffled
@@ -380,7 +382,7 @@ def tokenise(
     workers: int | None = None,
     part: Shard = WHOLE,
 ) -> Tokenised:
-    """Writes the token trees of shuffled records into a folder of shards; resumes an interrupted run.
+    """Tokenises shuffled records into a folder of shards; resumes an interrupted run.
 
     Args:
       experiment: provides the tokenizer, target, `data.supervise`, `data.extras` and `data.weight`.
@@ -455,7 +457,7 @@ def _claimed(out: Place, request: dict[str, Any]) -> bool:
 
 
 def _manifest(out: Place, name: str) -> Place:
-    """Returns the path of the JSON file with the counts of a shard; it is written after the shard."""
+    """Returns the path of a shard's counts (JSON), which are written after the shard."""
     return out / f"{name}.json"
 
 

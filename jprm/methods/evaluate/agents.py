@@ -92,7 +92,7 @@ class Features(NamedTuple):
 
 
 def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
-    """Computes the features of the turns in `chain`, a list of step nodes."""
+    """Computes the features of each turn in `chain`, a list of step nodes."""
     texts, characters, repeats, errors = [], [], [], []
     answers, wrong, at = 0, 0, -1
     for i in chain:

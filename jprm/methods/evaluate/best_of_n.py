@@ -77,7 +77,9 @@ def best_of_n(
     size_P: Int[np.ndarray, " P"],
     n_max: int,
 ) -> Float[np.ndarray, "P n"]:
-    """Returns the exact expected correctness of the highest key among n of the first `size_P[p]` samples.
+    """Returns the exact expected correctness when choosing the highest key among n samples.
+
+    Samples are drawn from the first `size_P[p]`.
 
     Tied samples are chosen with equal probability, so each counts as the mean correctness of its tie group. The
     expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to [C(N -
@@ -355,7 +357,7 @@ def compare_curves(
     problems: Sequence[Any] | np.ndarray,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Returns the difference of each pair of curves, (name in `a`, name in `b`).
+    """Returns the differences between pairs of curves, (name in `a`, name in `b`).
 
     Each row has `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`). Curves hold expected accuracies per
     problem at n = 1, 2, ...

@@ -239,7 +239,7 @@ def calibration_report(
 
 
 def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, seed: int) -> str:
-    """Returns the kind of map with the lowest cross-validated Brier score over folds of problems.
+    """Returns the kind of map with the lowest Brier score, cross-validated by problem.
 
     If a training fold would lack right or wrong steps, returns the first of `KINDS`, which has one parameter.
     """
@@ -314,7 +314,7 @@ class _Steps(NamedTuple):
 
 
 class _First(NamedTuple):
-    """Chains with fully known correctness: lowest score, and whether every step is right."""
+    """Chains with a step labelled wrong, or with every step labelled right (`right_C`)."""
 
     problem_C: Int[np.ndarray, " C"]
     lowest_C: Float[np.ndarray, " C"]

@@ -197,7 +197,7 @@ MEANING_LOST: dict[str, Edit] = {edit.__name__: edit for edit in (number, negate
 
 
 def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
-    """Changes one match in the first matching step after the middle; None if there is none."""
+    """Changes one match in the first matching step from the middle on; None without a match."""
     steps = list(chain["steps"])
     for at in range(len(steps) // 2, len(steps)):
         places = list(what.finditer(steps[at]))
@@ -236,7 +236,7 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
 
 
 def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
-    """Returns the records of all edits of all chains."""
+    """Returns the records of every edit of each chain."""
     plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
     kept = [
         record | {"edit": name, "of": i}

@@ -80,7 +80,7 @@ def first_fault(sentences: Sequence[tuple[str, str]]) -> str:
 
 
 def tiles(models: Sequence[PageModel], benchmarks: Benchmarks) -> Tiles:
-    """Returns four figures for the top of the page: the first of each benchmark, then the second of each, etc."""
+    """Returns four figures for the page top: the first per benchmark, then the second, etc."""
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for model in models:
         for finding in filter(None, itertools.chain(*itertools.zip_longest(*findings_of(model.results, benchmarks)))):

@@ -34,7 +34,7 @@ class RunOfTurns(NamedTuple):
 
 
 def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any] | None:
-    """Returns the figures of the scores and of both critics, with intervals over tasks.
+    """Returns figures for the scores and for both critics, with intervals over tasks.
 
     Returns None unless at least two tasks have good turns, at least two have bad ones, and every turn has a score.
     """

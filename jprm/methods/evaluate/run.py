@@ -225,7 +225,7 @@ def scored_files(
     too_long: TooLong = "error",
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, list[ReasoningTree]], dict[str, int]]:
-    """Returns the scored trees of each file (`scored_trees`), and the number of records left out.
+    """Returns each file's scored trees, and the number of records left out.
 
     A model leaves out over-long records; a judge leaves out records with an unreadable critique.
     """
@@ -303,7 +303,7 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
 
 
 def format_of(path: PathLike) -> str:
-    """Detects the reader of a file by the keys of its first record; by default jprm's own records."""
+    """Detects a file's reader by the keys in its first record; by default jprm's own format."""
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")
         keys = item.keys() if isinstance(item, dict) else ()

@@ -60,7 +60,7 @@ def label_class(label: float | None, semantics: str, neutral: str | None, where:
 def judged_chains(
     parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
 ) -> tuple[Int[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
-    """Returns the distinct labelled chains of a tree: (the last node of each, whether it is an error).
+    """Returns a tree's distinct labelled chains: (last node, whether it is an error).
 
     Every root-to-leaf path ends at its first wrong step, or at its leaf. It counts if every step up to there is
     labelled. Paths that only branch after the first error are one chain.

@@ -25,7 +25,7 @@ BATCH_BYTES = 32 * 2**20
 
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
-    """Returns the id of each answer's equivalence class, in order of appearance; -1 if there is no answer.
+    """Returns equivalence class ids in order of appearance; -1 if there is no answer.
 
     Equivalence (`equivalent`, in either order) is not transitive: 18% is equivalent to 0.18 and to 18. So numbers come
     first by size, then other answers, then percentages, and each joins the first class with an equivalent first answer.
@@ -110,7 +110,7 @@ def vote_accuracy(
 
 
 def _scaled(weight_PNK, in_pool_PN):
-    """Scales each pool and weighting by a power of two; the largest weight is in [1/2, 1).
+    """Scales the weights per pool and weighting by a power of two; the largest is in [1/2, 1).
 
     This keeps ties. Only ratios of weights matter, and products of many step scores would underflow float32.
     """

@@ -479,14 +479,14 @@ def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, 
 
 
 def _number_after(plan: ChunkPlan, at_B: Int[Array, " B"]) -> Int[Array, " B"]:
-    """Returns the number of the state stored after a token of each row. (Padding may have later ones.)"""
+    """Returns the number of the state stored after a token in each row. (Padding may have later ones.)"""
     B, _, C = plan.exits.shape
     chunk = jnp.arange(B), at_B // C
     return jnp.sum(jnp.where(plan.exits[chunk] == at_B[:, None] % C, plan.kept[chunk], 0), axis=1)
 
 
 def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
-    """Returns the shapes and dtypes of the recurrent state and of the last convolution inputs."""
+    """Returns shapes and dtypes for the recurrent state and the last convolution inputs."""
     K, G, H, V = (sizes(config)[axis] for axis in "KGHV")
     return ((rows, K, G, H, V), jnp.float32), ((rows, K, config.deltanet.conv - 1, 2 * H + G * V), config.dtype)
 

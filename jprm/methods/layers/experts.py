@@ -101,7 +101,7 @@ def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: 
 
 
 def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
-    """Returns the weighted outputs of experts 0 to E - 1; choices of other experts add zero."""
+    """Returns the weighted outputs from experts 0 to E - 1; other choices add zero."""
     (N, P), E = expert_NP.shape, gate_EDF.shape[0]
     mine_X = jnp.where((expert_NP >= 0) & (expert_NP < E), expert_NP, E).reshape(N * P)
     order_X = jnp.argsort(mine_X, stable=True)
@@ -162,7 +162,7 @@ def refuses(config: ModelConfig, context: int) -> str | None:
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns the FLOPs of one product with each of a device's experts, assuming balanced use."""
+    """Returns the FLOPs per product with a device's experts, assuming balanced use."""
     c = config.experts
     pairs = rows * tokens // split["context"] * c.used / split["expert"]
     product = 2.0 * pairs * config.width * c.width / split["tensor"]

@@ -141,7 +141,7 @@ def exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
 
 
 def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, ...]) -> dict[str, str]:
-    """Returns the text of each role's single message; the last of `roles` must come last."""
+    """Returns each role's single message text; the last role in `roles` must come last."""
     texts = {}
     for i, message in enumerate(list_of(messages, where, name)):
         field = f"{name}[{i}]"

@@ -95,7 +95,7 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[st
 def _classes_of_turns(
     record: Mapping[str, Any], messages: Sequence[dict[str, Any]], segment: str, where: str
 ) -> dict[str, Any]:
-    """Moves `classes` of turns into a list of the record, with one entry per turn.
+    """Moves the turns' `classes` into one list on the record.
 
     A turn's classes are an object of outcomes, e.g. `{"loop": 1, "wrong_tool": 0}` (values of at least 0.5 hold), a
     name, a list of names, or null. Raises RecordError for anything else.
@@ -247,7 +247,7 @@ def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where
 
 
 def tree_of_messages(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
-    """Returns the tree of a trajectory record, or of a record with messages as nodes.
+    """Builds the tree of a trajectory record, or a record with messages as nodes.
 
     Raises RecordError like `jprm.tree.tree_of`.
     """
@@ -255,7 +255,7 @@ def tree_of_messages(record: Mapping[str, Any], where: str = "record") -> Reason
 
 
 def record_of_messages(tree: ReasoningTree) -> dict[str, Any]:
-    """Returns the record of a tree of messages; the inverse of `tree_of_messages`.
+    """Converts a tree of messages to its record; the inverse of `tree_of_messages`.
 
     Raises ValueError if the tree has alternatives inside a turn.
     """
@@ -281,7 +281,7 @@ def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]
 
 
 def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
-    """Returns one trajectory record per leaf of a tree of messages, in leaf order.
+    """Returns one trajectory record per leaf, in leaf order.
 
     `tree_of_trajectories` is the inverse. The `outcome` of a leaf becomes the outcome of its trajectory.
     """
@@ -354,7 +354,9 @@ def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
 
 
 def as_messages(tree: ReasoningTree) -> ReasoningTree:
-    """Converts a chain, pool or tree of steps to a tree of messages: the problem is a user message, a chain one turn.
+    """Converts a tree of steps to a tree of messages.
+
+    The problem becomes a user message, and each chain one turn.
 
     A step that is followed by another one gets a newline.
     """
@@ -429,7 +431,7 @@ def _of_nodes(record: Mapping[str, Any], where: str) -> ReasoningTree:
 
 
 def _nodes_of_message(message: Mapping[str, Any], parent: int, start: int, segment: str) -> list[Node]:
-    """Returns the nodes of a checked message, numbered from `start`: one, or one per step of a turn."""
+    """Converts a checked message to nodes, numbered from `start`; a turn has one per step."""
     extra = {key: value for key, value in message.items() if key not in ("role", "content", "parent")}
     if not isinstance(message.get("content"), str):
         extra["content"] = message.get("content")
@@ -463,7 +465,7 @@ def _nodes_of_message(message: Mapping[str, Any], parent: int, start: int, segme
 
 
 def _record_of_message(parts: Sequence[Node], segment: str) -> dict[str, Any]:
-    """Returns the message of its nodes, with labels and scores; the inverse of `_nodes_of_message`."""
+    """Converts nodes to their message, with labels and scores; the inverse of `_nodes_of_message`."""
     first, last = parts[0], parts[-1]
     text = "".join(part.text for part in parts)
     content = [{"type": "text", "text": part.text} for part in parts] if segment == "parts" and last.continues else text

@@ -26,7 +26,7 @@ from jprm.tree import ReasoningTree, above_of, chains_of, path_to
 
 
 def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
-    """Returns the steps of a tree of messages for `jprm.token_tree.token_tree` to merge.
+    """Prepares the steps in a tree of messages for `jprm.token_tree.token_tree`.
 
     The chunk of a step begins with the context since the previous step. If its ids do not continue those of the
     previous step, because the template rewrote earlier text, the step starts a separate chain from the root.
@@ -49,7 +49,7 @@ def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """Token ids of the M steps in a tree of messages, ordered like `ReasoningTree.steps`."""
+    """Token ids of the M steps in a message tree, ordered like `ReasoningTree.steps`."""
 
     problem: list[int]  # the common prefix of all sequences, before the first turn
     ids: list[list[int]]  # per step: all tokens from the start to its last

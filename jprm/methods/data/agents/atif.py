@@ -30,7 +30,7 @@ _AGENTS_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_cal
 
 
 def parse_atif(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields the trajectory of a document, then the trajectories of its subagents.
+    """Yields a document's trajectory, then its subagents' trajectories.
 
     The message of a step is its text. Call results become tool messages; results without a call, and results in system
     or user steps, become user messages. A result that only refers to a subagent's trajectory is skipped. The outcome is
@@ -101,7 +101,7 @@ def _keep_rewards(step: Mapping[str, Any], turn: Record | None, where: str, plac
 
 
 def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
-    """Returns the message of a step, followed by the messages of its observation."""
+    """Returns a step's message, followed by the messages in its observation."""
     source = step.get("source")
     if source not in ("system", "user", "agent"):
         raise RecordError(where, place + ".source", f"is {source!r}", "Use system, user or agent.")

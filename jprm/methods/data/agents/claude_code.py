@@ -24,7 +24,7 @@ Line = Mapping[str, Any]
 
 
 def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectories of a session, or of `claude -p --output-format stream-json`.
+    """Yields the trajectories in a session, or in `claude -p --output-format stream-json`.
 
     Lines with the same `message.id` are one turn. A command that the user queued during the agent's work is a user
     message. A subagent's own file is also read as a trajectory.
@@ -182,7 +182,7 @@ class _Tree:
         return chain[::-1]
 
     def _before(self, uuid: Any, i: int) -> int:
-        """Returns the index of the last copy of a uuid before line i, or -1."""
+        """Returns the index of the last line with this uuid before line i, or -1."""
         copies = self.copies.get(uuid, []) if isinstance(uuid, str) else []
         return copies[at - 1] if (at := bisect.bisect_left(copies, i)) else -1
 
@@ -284,7 +284,7 @@ def _conversation(lines: Sequence[tuple[str, Line]], left: Leftovers) -> Convers
 
 
 def _merged(lines: Sequence[tuple[str, Line]]) -> list[list[Any]]:
-    """Returns the blocks of each line, without blocks that several lines of a response repeat.
+    """Returns the blocks per line; a block that several lines of a response repeat appears once.
 
     If one text begins with another, only the longer one stays: the shorter was a snapshot while the model wrote.
     """

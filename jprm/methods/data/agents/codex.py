@@ -19,7 +19,7 @@ from jprm.methods.messages.messages import call_of
 
 
 def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectories of a Codex rollout, or of `codex exec --json` (which lacks the prompt).
+    """Yields the trajectories in a Codex rollout, or in `codex exec --json` (which lacks the prompt).
 
     All model output between two inputs is one turn. Developer messages and session instructions become system messages;
     messages from other agents become user messages.
@@ -58,7 +58,7 @@ _CONTEXT = (
 
 
 class _Rollout:
-    """Collects the conversation of each part and the start of each user turn."""
+    """Collects each part's conversation and the start of each user turn."""
 
     def __init__(self, left: Leftovers) -> None:
         self.left = left

@@ -12,7 +12,7 @@ from jprm.methods.messages.messages import call_of, thoughts_of_blocks
 
 
 class Conversation:
-    """A list of messages that grows event by event. All events of one response form one turn."""
+    """Messages that grow event by event; the events of one response form one turn."""
 
     def __init__(self, between: str = "", left: Leftovers | None = None) -> None:
         self.between = between  # separator between texts of one turn

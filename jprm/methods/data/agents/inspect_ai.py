@@ -116,7 +116,7 @@ def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Re
 
 
 def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, JSON) per log of a JSON file, or per sample of an `.eval` file.
+    """Yields (number, JSON) per log in a JSON file, or per sample in an `.eval` file.
 
     Raises RecordError if an `.eval` file cannot be read, e.g. because inspect-ai is not installed.
     """

@@ -275,7 +275,7 @@ _NOT_WHOLE = ("local_shell_call", "web_search_call")
 
 
 def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str, left: Leftovers) -> list[Record]:
-    """Returns the messages of Responses API items; neighbouring items of one turn are joined.
+    """Converts Responses API items to messages; neighbouring items of one turn are joined.
 
     Raises RecordError if an item has another kind, or part of the conversation is only on the server.
     """

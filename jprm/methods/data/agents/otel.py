@@ -248,7 +248,7 @@ def _calls_of_events(
 
 
 def _answers(value: Any, name: str, where: str, left: Leftovers) -> list[list[Record]]:
-    """Returns the messages of each answer; items of the Responses API form one answer."""
+    """Returns each answer's messages; Responses API items form one answer."""
     if isinstance(value, list) and not _are_items(value):
         answers = [_messages(answer, "assistant", where, f"{name}[{i}]", left) for i, answer in enumerate(value)]
         merged = [answer for answer in answers if answer]

@@ -176,7 +176,7 @@ def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Re
 
 
 def _turn(message: Any, where: str, place: str) -> Record:
-    """Converts a message of Magentic-One: a turn of the agent in `role`, or a human message."""
+    """Converts a Magentic-One message: an agent's turn (`role` is its name), or a human message."""
     role, content = (take(message, key, str, where, place) for key in ("role", "content"))
     if role == "human":
         return {"role": "user", "content": content}
