@@ -165,7 +165,7 @@ def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
     text = name.text if isinstance(name, Found) else os.fspath(name)
     if text.startswith(HUB):
         folder = find_part("jprm.methods.formats.hub:folder", {}, "hub")
-        return folder(text, tuple(names), name if isinstance(name, Found) and not name.own else None)
+        return folder(text, tuple(names), name if isinstance(name, Found) and not name.written_here else None)
     return name.data() if isinstance(name, Found) else path_of(name)
 
 

@@ -104,15 +104,15 @@ class Found:
     text: str
 
     @property
-    def own(self) -> bool:
+    def written_here(self) -> bool:
         """Whether this user's jprm wrote the file, with this content, on this machine (`mark_own`)."""
         return _mark(self.file).exists()
 
-    def given(self, done: str) -> str:
+    def trusted(self, done: str) -> str:
         """Returns the name as if the user gave it, if the file is the user's own; else raises. `done`: e.g.
         "downloaded".
         """
-        if not self.own:
+        if not self.written_here:
             raise ValueError(
                 f"{self.file}: {self.field} is {self.text!r}, and nothing is {done} because a file says so that your"
                 f" jprm did not write here. If you trust it: jprm.io.storage.mark_own({str(self.file)!r}) in Python"
@@ -125,7 +125,7 @@ class Found:
         """
         bucket, of_file = (os.fspath(path).split("/")[:3] for path in (self.text, self.file))
         elsewhere = is_remote(self.text) and bucket != of_file
-        return path_of(self.given("downloaded") if elsewhere else self.text)
+        return path_of(self.trusted("downloaded") if elsewhere else self.text)
 
 
 class Local(pathlib.PosixPath):

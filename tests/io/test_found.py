@@ -146,7 +146,7 @@ def test_a_strangers_run_fetches_nothing(tiny_run, asked, tmp_path, base, field)
 
 def test_ones_own_run_counts_as_typed(tiny_run):
     file = path_of(tiny_run.folder) / RUN
-    assert Found(file, "base", "gs://any/bucket").own and Found(file, "base", "hf://a/b").given("downloaded")
+    assert Found(file, "base", "gs://any/bucket").written_here and Found(file, "base", "hf://a/b").trusted("downloaded")
 
 
 @pytest.mark.parametrize("folder", ["{address}/bucket/run", "hf://evil/run", "memory://other/run"])

@@ -179,12 +179,14 @@ def test_a_file_is_its_writers_own_with_its_content_on_his_machine(tmp_path, mon
     mark_own(file)
     copy.write_text("one")
     found, foreign = Found(copy, "sources[0]", "gs://b/model"), Found(file, "sources[0]", "gs://b/model")
-    assert found.own and found.given("is read") == "gs://b/model" and os.fspath(found.data()) == "gs://b/model"
+    assert (
+        found.written_here and found.trusted("is read") == "gs://b/model" and os.fspath(found.data()) == "gs://b/model"
+    )
     file.write_text("two")
-    assert not foreign.own
-    refused(ValueError, "sources.*mark_own", foreign.given, "is read")
+    assert not foreign.written_here
+    refused(ValueError, "sources.*mark_own", foreign.trusted, "is read")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
-    assert not found.own
+    assert not found.written_here
 
 
 def test_a_model_of_the_hub_is_no_path():

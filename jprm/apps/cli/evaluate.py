@@ -70,7 +70,9 @@ def suite(
     wanted = standard_suite(input) if os.fspath(suite) == "standard" else read_suite(suite)
     if limit is not None:
         copies = _Copies(limit, f"{os.fspath(output)}.first{limit}")
-        files = {key: {name: copies.of(of) for name, of in getattr(wanted, key).items()} for key in FILES[:2]}
+        files = {
+            key: {name: copies.copy_of(source) for name, source in getattr(wanted, key).items()} for key in FILES[:2]
+        }
         wanted = dataclasses.replace(wanted, **files)
     names = [place_of(folder).resolve().name for folder in model]
     if len(set(names)) < len(names):
@@ -93,15 +95,15 @@ class _Copies:
 
     def __init__(self, limit: int, folder: str):
         self.limit, self.folder = limit, folder
-        self.made: dict[str, Any] = {}
+        self.copies: dict[str, Any] = {}
 
-    def of(self, files: Any) -> Any:
+    def copy_of(self, files: Any) -> Any:
         if isinstance(files, tuple):
-            return tuple(map(self.of, files))
+            return tuple(map(self.copy_of, files))
         place = path_of(files).address
-        if place not in self.made:
-            self.made[place] = first_records(files, self.limit, f"{self.folder}/{len(self.made)}")
-        return self.made[place]
+        if place not in self.copies:
+            self.copies[place] = first_records(files, self.limit, f"{self.folder}/{len(self.copies)}")
+        return self.copies[place]
 
 
 def _command(name: str) -> Callable[[Any], None]:
@@ -119,7 +121,7 @@ def _command(name: str) -> Callable[[Any], None]:
             chosen = dataclasses.replace(options, to=to)
             if options.limit is not None:
                 copies = _Copies(options.limit, f"{to}.first{options.limit}")
-                files = {name: copies.of(getattr(options, name)) for name in FILES if getattr(options, name, None)}
+                files = {name: copies.copy_of(getattr(options, name)) for name in FILES if getattr(options, name, None)}
                 chosen = dataclasses.replace(chosen, **files)
             report = run(benchmark, chosen)
         if options.to:

@@ -268,21 +268,21 @@ def _source(entry: Any, folder: Place, where: str, i: int) -> Source:
     if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
         raise RecordError(where, field, "has no name", "Fit the verifier again.")
     request = entry.get("request") or {}
-    found, (file, colon, _) = Found(folder / FILE, field, name), name.rpartition(":")
+    reference, (file, colon, _) = Found(folder / FILE, field, name), name.rpartition(":")
     kind, equals, path = name.partition("=")
     if equals and kind == "prm":
-        source = dataclasses.replace(evidence.of_model(place_of(dataclasses.replace(found, text=path))), name=name)
+        source = dataclasses.replace(evidence.of_model(place_of(dataclasses.replace(reference, text=path))), name=name)
     elif equals and kind == "judge":
-        source = evidence.find(found.given("asked"))
+        source = evidence.find(reference.trusted("asked"))
     elif colon and file.endswith(".py"):
-        if not found.own:
+        if not reference.written_here:
             raise ForeignCode(
                 f"{where}: {field}: {name!r}: code that comes with a verifier is never run. If you wrote it, fit the"
                 " verifier again here"
             )
         if not os.path.isfile(file) or sha256_of(file) != request.get("sha256"):
             raise ValueError(f"{where}: {field}: {file} is absent or has changed. Fit the verifier again")
-        source = evidence.find(found.given("run"))
+        source = evidence.find(reference.trusted("run"))
     else:
         check_foreign(name, folder, "source")
         source = evidence.find(name)

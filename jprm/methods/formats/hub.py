@@ -57,7 +57,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 
 @functools.cache
-def folder(address: str, names: Sequence[str] = (), found: Found | None = None) -> Local:
+def folder(address: str, names: Sequence[str] = (), reference: Found | None = None) -> Local:
     """Returns the local folder of a model on the Hub, downloading it if needed.
 
     Every file is checked once against its digest in the Hub's listing; a damaged file is removed.
@@ -65,14 +65,15 @@ def folder(address: str, names: Sequence[str] = (), found: Found | None = None) 
     Args:
       address: `hf://OWNER/NAME@REVISION`; the revision is a branch, tag or commit, by default the default branch.
       names: files to download; () for all that jprm reads.
-      found: the address comes from a file that may be a stranger's. Only the cache is searched, without any download.
+      reference: the address comes from a file that may be a stranger's. Only the cache is searched, without any
+        download.
 
     Raises:
       ValueError: a malformed address, or weights in unsupported formats only.
       OSError: the model or revision does not exist or is not accessible, or the Hub cannot be reached.
     """
-    if found is not None:
-        return _cached(address, names, found)
+    if reference is not None:
+        return _cached(address, names, reference)
     repository, commit = _resolved(address)
     with _asking(address):
         listing = _listing(repository, commit)
@@ -91,7 +92,7 @@ def _wanted(listing: Collection[str], names: Sequence[str]) -> list[str]:
     return sorted(file for file in listing if (file in names if names else FETCHED.fullmatch(file)))
 
 
-def _cached(address: str, names: Sequence[str], found: Found) -> Local:
+def _cached(address: str, names: Sequence[str], reference: Found) -> Local:
     """Returns the folder in the cache. Raises OSError if it is incomplete; never contacts a server."""
     repository, revision = _parts(address)
     try:
@@ -103,8 +104,8 @@ def _cached(address: str, names: Sequence[str], found: Found) -> Local:
     except (OSError, ValueError, errors.CachedRepoTreeNotFoundError):
         fetch = f"hf download {repository}" + (f" --revision {revision}" if revision else "")
         raise OSError(
-            f"{found.file}: {found.field} is {address}, which is not in this machine's cache of the Hub, and nothing is"
-            f" downloaded because a file says so. If you trust it, run `{fetch}`"
+            f"{reference.file}: {reference.field} is {address}, which is not in this machine's cache of the Hub, and"
+            f" nothing is downloaded because a file says so. If you trust it, run `{fetch}`"
         ) from None
     _check_digests(address, snapshot, snapshot.name, {name: listing[name] for name in wanted})
     return Local(snapshot)

@@ -59,8 +59,8 @@ def test_files_of_one_name_have_copies_of_their_own_and_one_file_one_copy(tmp_pa
         (tmp_path / folder).mkdir()
         as_lines(tmp_path / folder / "held")
     copies = _Copies(1, str(tmp_path / "out.first1"))
-    first, second = copies.of((tmp_path / "a" / "held", tmp_path / "b" / "held"))
-    assert first != second and copies.of(tmp_path / "a" / "held") == first
+    first, second = copies.copy_of((tmp_path / "a" / "held", tmp_path / "b" / "held"))
+    assert first != second and copies.copy_of(tmp_path / "a" / "held") == first
 
 
 def test_commands_on_records_take_it(tmp_path, capsys):
