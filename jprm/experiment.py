@@ -392,8 +392,8 @@ class OptimizerConfig:
     @property
     def chosen_patterns(self) -> list[tuple[str, str]]:
         """(field, pattern) of all patterns that the user set; each must match a parameter."""
-        own = [("no_decay", self.no_decay)] if self.no_decay not in ("", OptimizerConfig.no_decay) else []
-        return own + [("rate_factors", pattern) for pattern, _ in self.rate_factors]
+        patterns = [("no_decay", self.no_decay)] if self.no_decay not in ("", OptimizerConfig.no_decay) else []
+        return patterns + [("rate_factors", pattern) for pattern, _ in self.rate_factors]
 
     @property
     def guarded(self) -> bool:

@@ -134,8 +134,8 @@ def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
     Raises ValueError as `restore`, and if the checkpoint belongs to another run, e.g. was copied into this folder.
     """
     with _newest(checkpoints) as step:
-        there = "run" in checkpoints.checkpointables_metadata(step).metadata
-        run = checkpoints.load_checkpointables(step, {"run": None})["run"] if there else {}
+        has_run = "run" in checkpoints.checkpointables_metadata(step).metadata
+        run = checkpoints.load_checkpointables(step, {"run": None})["run"] if has_run else {}
     folder = path_of(str(checkpoints.directory)).parent
     if run and (theirs := run.get(ID, "")) != (ours := run_id(folder)):
         name = run.get("experiment", {}).get("name")

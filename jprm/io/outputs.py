@@ -310,8 +310,8 @@ class _Walk:
     def _module(self, module: types.ModuleType) -> str | None:
         """Digests a module's text and the user's modules that it uses; None for modules of jprm and Python."""
         file = _file(module)
-        own = file.startswith(f"{PACKAGE}{os.sep}") or file.startswith(STANDARD) and not file.startswith(LIBRARIES)
-        text = None if own else text_of_module(module)
+        shipped = file.startswith(f"{PACKAGE}{os.sep}") or file.startswith(STANDARD) and not file.startswith(LIBRARIES)
+        text = None if shipped else text_of_module(module)
         if text is None:
             return None
         code = hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -519,14 +519,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def place_in(error: BaseException, files: Sequence[str]) -> str | None:
     """Returns FILE:LINE if the error arose in one of the user's own files, else None."""
-    own = {os.path.realpath(file): file for file in files}
-    if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in own:
+    file_of_path = {os.path.realpath(file): file for file in files}
+    if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in file_of_path:
         return f"{error.filename}:{error.lineno}"
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     file = os.path.realpath(last.tb_frame.f_code.co_filename) if last is not None else ""
-    return f"{own[file]}:{last.tb_lineno}" if last is not None and file in own else None
+    return f"{file_of_path[file]}:{last.tb_lineno}" if last is not None and file in file_of_path else None
 
 
 def _add_own(command: str = "", name: str = "") -> None:

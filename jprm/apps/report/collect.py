@@ -75,7 +75,9 @@ def only_turns(tree: ReasoningTree) -> ReasoningTree:
     ]
     extra, place = dict(only.extra), {node: i for i, node in enumerate(tree.steps)}
     if critiques := _of_judge(only):  # their node numbers count messages
-        moved = [one | {"nodes": [place[node] for node in one["nodes"] if node in place]} for one in critiques]
+        moved = [
+            critique | {"nodes": [place[node] for node in critique["nodes"] if node in place]} for critique in critiques
+        ]
         extra[KEY] = {**extra[KEY], "critiques": moved}
     return dataclasses.replace(only, nodes=tuple(nodes), extra=extra)
 

@@ -87,7 +87,7 @@ def report(
     check_output(out, *(file for folder in folders for file in path_of(folder).files() if ".json" in file.name))
     if folders and all(map(is_records, folders)):
         page, said = collect_scored(folders)
-        sections = [(name, heading, blocks) for name, heading, of in _of_chains(page) if (blocks := list(of))]
+        sections = [(name, heading, blocks) for name, heading, content in _of_chains(page) if (blocks := list(content))]
         verdicts, first = [], First([(page.models[0].name, said)], [])
     elif folders and is_run(folders[0]):
         page, sections, verdicts, first = collect_runs(folders)

@@ -58,7 +58,8 @@ def collect_scored(paths: Sequence[str | os.PathLike]) -> tuple[Page, list[str]]
     said = [*_said(trees), *([f"Scored by {scored_by}."] if scored_by else [])]
     model = PageModel(", ".join(trees), {"model": {}, "jprm": jprm.__version__})
     data = chains(["score"], [trees], placed=True) | {"weights": [scales[files[0]].weight]}
-    return Page([model], [], data, [heat({name: list(filter(is_scored, of)) for name, of in trees.items()})]), said
+    heatmap = heat({name: list(filter(is_scored, records)) for name, records in trees.items()})
+    return Page([model], [], data, [heatmap]), said
 
 
 def _name(file: str, files: Sequence[str]) -> str:
@@ -68,7 +69,7 @@ def _name(file: str, files: Sequence[str]) -> str:
 
 
 def _said(trees: dict[str, list[ReasoningTree]]) -> Iterator[str]:
-    every = [tree for of in trees.values() for tree in of]
+    every = [tree for records in trees.values() for tree in records]
     scores = [node.score for tree in every for node in tree.nodes]
     what = "records" if len(every) != 1 else "record"
     yield f"{len(every):,} {what} with {len(scores):,} steps. The chain or run with the lowest step comes first."

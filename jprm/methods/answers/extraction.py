@@ -60,8 +60,8 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
     if ends and form in (None, "heading"):
         line = text.strip().partition("\n")[0]
         return Extracted(first_item(line)[0] or line.strip(), "heading") if line else _NONE
-    found = conclusion(_without(prose, DENIED)) if form in (None, "number") else None
-    return Extracted(found.answer, found.rule) if found and form in (None, found.rule) else _NONE
+    concluded = conclusion(_without(prose, DENIED)) if form in (None, "number") else None
+    return Extracted(concluded.answer, concluded.rule) if concluded and form in (None, concluded.rule) else _NONE
 
 
 def extract_answer(text: str) -> str | None:

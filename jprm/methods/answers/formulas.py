@@ -370,7 +370,7 @@ _NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+
 
 def values(line: str) -> list[Value]:
     label = LABEL.match(line)
-    found: list[Value] = []
+    items: list[Value] = []
     at = first = label.end() if label else 0
     for _ in range(300):
         if not (m := _START.search(line, at)):
@@ -384,11 +384,11 @@ def values(line: str) -> list[Value]:
         if formula and re.search(r"\w|\\", piece):
             unit = _UNITY.match(line, end)
             side = last_side(piece + (unit[0].strip() if unit else ""))
-            found.append(Value(m.start(), end, side if line[m.start()] in "$\\" else _GLUED.sub(r"\1 \2", side)))
+            items.append(Value(m.start(), end, side if line[m.start()] in "$\\" else _GLUED.sub(r"\1 \2", side)))
         at = end
-    if not found:
-        found = [Value(m.start(), m.end(), m[0]) for m in _DIGITS.finditer(line, first)]
-    return found
+    if not items:
+        items = [Value(m.start(), m.end(), m[0]) for m in _DIGITS.finditer(line, first)]
+    return items
 
 
 def formula_at(text: str, at: int) -> str:

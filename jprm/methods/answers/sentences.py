@@ -60,9 +60,9 @@ def stated_value(prose: Prose, sentence: Span) -> str | None:
     """Returns the stated value of a sentence (see the module docstring), or None if it has no values."""
     start, end = sentence
     text = prose.text[:end]
-    found = [Value(v.start + start, v.end + start, v.text) for v in values(text[start:])]
-    bold = [v for v in found if any(a < v.end and v.start < b for a, b in prose.bold)]
-    left = _not_aside(text, start, bold or found)
+    items = [Value(v.start + start, v.end + start, v.text) for v in values(text[start:])]
+    bold = [v for v in items if any(a < v.end and v.start < b for a, b in prose.bold)]
+    left = _not_aside(text, start, bold or items)
     if len({squeezed(normal(v.text)) for v in left}) > 1:
         main = max([_main_clause(text, start), *(m.end() for m in _SO.finditer(text, start))])
         left = [v for v in left if v.start >= main] or left
@@ -96,7 +96,7 @@ _NAME = re.compile(
 )
 
 
-def _not_aside(text: str, start: int, found: Sequence[Value]) -> list[Value]:
+def _not_aside(text: str, start: int, items: Sequence[Value]) -> list[Value]:
     """Drops the values set aside by a sentence; returns all of them if every one is set aside."""
     tests = (
         lambda v: not _NAME.fullmatch(v.text),
@@ -105,7 +105,7 @@ def _not_aside(text: str, start: int, found: Sequence[Value]) -> list[Value]:
         lambda v: not _REASON.search(text, start, v.start),
         lambda v: not ("=" in v.text and _CONDITION.search(text, max(start, v.start - 40), v.start)),
     )
-    left = list(found)
+    left = list(items)
     for test in tests:
         left = [v for v in left if test(v)] or left
     return left
@@ -270,11 +270,11 @@ def is_clause(text: str) -> bool:
     line = text[:LONGEST].partition("\n")[0]
     if not _CLAUSE.match(line):
         return False
-    found = _not_aside(line, 0, values(line))
+    items = _not_aside(line, 0, values(line))
     return (
-        bool(found)
-        and found[0].start > 0
-        and (not _CHANGED.search(line, 0, found[0].start) or any(_IS.search(line, 0, v.start) for v in found))
+        bool(items)
+        and items[0].start > 0
+        and (not _CHANGED.search(line, 0, items[0].start) or any(_IS.search(line, 0, v.start) for v in items))
     )
 
 

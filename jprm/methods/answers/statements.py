@@ -117,8 +117,8 @@ def statements(prose: Prose) -> list[Mark]:
     for mark in list(_REVERSE.finditer(text))[-_MARKS:]:
         line = text[max(0, mark.start() - 300) : mark.start()].rsplit("\n", 1)[-1]
         line = line[sentences(line, 0, len(line))[-1][0] :]
-        if (found := values(line)) and not re.search(r"\bnot\s*\Z|\\f?boxe?d?", line):
-            out.append(Mark(mark.start(), found[-1].text, "statement", True))
+        if (items := values(line)) and not re.search(r"\bnot\s*\Z|\\f?boxe?d?", line):
+            out.append(Mark(mark.start(), items[-1].text, "statement", True))
     return out
 
 
@@ -139,8 +139,8 @@ def _said(prose: Prose, mark: re.Match[str], colon: bool, weak: bool) -> tuple[s
     line_end = len(text) if line_end < 0 else line_end
     (_, end), *others = sentences(text, at, min(line_end, at + LONGEST))
     for later in reversed(list(_LATER_IS.finditer(text, at, end))[-5:]):
-        if "," not in text[at : later.start()] and (found := _stated(prose, later.end(), "is", False)) and found[1]:
-            return found
+        if "," not in text[at : later.start()] and (answer := _stated(prose, later.end(), "is", False)) and answer[1]:
+            return answer
     if stated and (weak or _ADJECTIVES.match(stated[0])) and values(text[end:][: 2 * LONGEST].replace("\n", " ")):
         return None
     return stated

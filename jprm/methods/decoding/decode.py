@@ -116,10 +116,10 @@ def check(config: ModelConfig) -> None:
         raise NotImplementedError(
             f"model.mixers has {', '.join(unknown)}, which cannot continue from a cache. Set `cached` in its Kind"
         )
-    own = [name for name in mixers if layers.find(name).cached == layers.KEYS and not _is_attention(name)]
-    if own:
+    custom = [name for name in mixers if layers.find(name).cached == layers.KEYS and not _is_attention(name)]
+    if custom:
         raise NotImplementedError(
-            f"model.mixers has {', '.join(sorted(own))}, with cached=KEYS but an `apply` of its own."
+            f"model.mixers has {', '.join(sorted(custom))}, with cached=KEYS but an `apply` of its own."
             " Give it an `Attending` (jprm.methods.layers.attending) or a `Recurrent`"
         )
     if any(map(_is_attention, mixers)):

@@ -487,13 +487,13 @@ def tables(report: Report) -> Iterator[Table | str]:
             " cut off (max_tokens), or are their answers not read? Look at `finish_reason` and `answer` of samples."
         )
         return
-    n_max, own = report["n_max"], report.get("own_rule")
+    n_max, own_rule = report["n_max"], report.get("own_rule")
     shown = sorted({2**k for k in range(n_max.bit_length() - 1)} | {n_max})
     named = {
         "oracle (pass@n)": report["pass_at_n"],
         "majority vote": report["majority"],
         **{
-            f"{use} by {words(rule)}{' (its own rule)' * (rule == own)}": curves[key]
+            f"{use} by {words(rule)}{' (its own rule)' * (rule == own_rule)}": curves[key]
             for use, key in (("best", "best_of_n"), ("vote", "weighted_vote"))
             for rule, curves in report["rules"].items()
         },

@@ -132,8 +132,8 @@ def mistakes_report(
 def mr_score(row: Mapping[str, Any]) -> float:
     """Returns the two parts of MR-Ben's score that need no reasons, from one subject's figures."""
     located = row["n_error"] - row["n_not_located"]
-    found = (row["error_accuracy"]["value"] or 0.0) * located / max(row["n_error"], 1)
-    return 0.2 * max(0.0, row["mcc"]["value"]) + 0.3 * found
+    step_accuracy = (row["error_accuracy"]["value"] or 0.0) * located / max(row["n_error"], 1)
+    return 0.2 * max(0.0, row["mcc"]["value"]) + 0.3 * step_accuracy
 
 
 def _by_name(chains: MarkedChains, name_N: np.ndarray, predicted_N: np.ndarray, seed: int) -> dict[str, Any]:

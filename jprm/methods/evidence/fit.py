@@ -238,15 +238,15 @@ def candidates(
     """
     if votes(names):
         ranker = fit_calibrated(policies, keep, by_answers)
-        found: dict[str, Verifier] = {"fused": (ranker, Vote(1 / ranker.slope, 0.0, 0.0), "answers")}
+        verifiers: dict[str, Verifier] = {"fused": (ranker, Vote(1 / ranker.slope, 0.0, 0.0), "answers")}
     else:
-        found = {"fused": (fit_calibrated(policies, keep), vote, "chains")}
+        verifiers = {"fused": (fit_calibrated(policies, keep), vote, "chains")}
     chains = joined([policy.chains_where(keep) for policy in policies])
     blank = Ranker.standardising(chains.x_MF)
     for number, name in enumerate(names):
         if name.rpartition(".")[2] in ALONE:
-            found[name] = (calibrated(blank.of_one(number), chains), Vote(1.0, 0.0, 0.0), "chains")
-    return found
+            verifiers[name] = (calibrated(blank.of_one(number), chains), Vote(1.0, 0.0, 0.0), "chains")
+    return verifiers
 
 
 def votes(names: Sequence[str]) -> bool:
@@ -282,13 +282,13 @@ def choose_verifier(
     weights = []
     try:
         for fold in range(HELD_OUT):
-            found = candidates(policies, vote, names, lambda problem, fold=fold: fold_of(problem) != fold)
+            verifiers = candidates(policies, vote, names, lambda problem, fold=fold: fold_of(problem) != fold)
             for policy in policies:
                 held = policy.chains_where(lambda problem, fold=fold: fold_of(problem) == fold)
                 weights.append(
                     np.full(int(held.problem_M.max(initial=-1)) + 1, 1 / len(policy.problems) / len(policies))
                 )
-                for name, verifier in found.items():
+                for name, verifier in verifiers.items():
                     right.setdefault(name, []).append(right_of(verifier, held))
     except ValueError:
         return "fused", {}

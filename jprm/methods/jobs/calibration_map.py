@@ -173,8 +173,8 @@ REMEDY = "run `jprm eval calibration --store`"
 def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str | None) -> None:
     """Writes a map and the names of its calibration files into the model's folder."""
     from_json(recalibration)
-    of = {"run": run_id(path_of(prm.name)), "step": prm.step}
-    record = {"map": dict(recalibration), **of, "fitted_on": list(files), "neutral": neutral}
+    checkpoint = {"run": run_id(path_of(prm.name)), "step": prm.step}
+    record = {"map": dict(recalibration), **checkpoint, "fitted_on": list(files), "neutral": neutral}
     atomic_write(path_of(prm.name) / NAME, json.dumps(record, indent=2) + "\n")
 
 

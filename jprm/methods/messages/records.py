@@ -107,16 +107,16 @@ def _classes_of_turns(
         raise RecordError(where, "classes", "stand beside turns, and the record has its own or a `segment`", remedy)
     classes: list[list[str] | None] = []
     for i, message in enumerate(messages):
-        field, given = f"messages[{i}].classes", message.pop("classes", None)
+        field, outcomes = f"messages[{i}].classes", message.pop("classes", None)
         if message["role"] != "assistant":
-            if given is not None:
+            if outcomes is not None:
                 raise RecordError(where, field, f"is of the {message['role']}", "Only turns of the assistant have it.")
             continue
-        if isinstance(given, Mapping):
-            flags = {name: int(value) if isinstance(value, bool) else value for name, value in given.items()}
+        if isinstance(outcomes, Mapping):
+            flags = {name: int(value) if isinstance(value, bool) else value for name, value in outcomes.items()}
             values = {name: number_of(value, where, f"{field}.{name}") for name, value in flags.items()}
-            given = [name for name, value in values.items() if value >= 0.5]
-        names = [given] if isinstance(given, str) else given
+            outcomes = [name for name, value in values.items() if value >= 0.5]
+        names = [outcomes] if isinstance(outcomes, str) else outcomes
         names = None if names is None else [text_of(name, where, field) for name in list_of(names, where, field)]
         classes.append(names)
     return {"classes": classes}

@@ -199,8 +199,8 @@ class Sampler:
 
         def ended(new: Mapping[int, Drawn]) -> None:
             if (took := self.took) is not None:
-                for place, one in new.items():
-                    took(place, self._sample(one, until=until))
+                for place, sample in new.items():
+                    took(place, self._sample(sample, until=until))
 
         drawn = self.draw(prefixes, n, until=until, seed=seed, ended=ended)
         return [[self._sample(sample, until=until) for sample in samples] for samples in drawn]

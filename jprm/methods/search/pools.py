@@ -90,7 +90,7 @@ def _sample_block(
         i = block[place // n]
         ended[i][place % n] = sample
         seen.sample()
-        if len(ended[i]) == n and any(one.finish_reason != "error" for one in ended[i].values()):
+        if len(ended[i]) == n and any(ended_sample.finish_reason != "error" for ended_sample in ended[i].values()):
             keep(i, [ended[i][j] for j in range(n)])
 
     for name, told in (("took", took), ("watch", seen.within)):

@@ -188,8 +188,8 @@ class _Tree:
 
     def _copy(self, uuid: Any, i: int) -> int:
         """Like `_before`, but falls back to the first copy after line i."""
-        found = self._before(uuid, i)
-        return found if found >= 0 or not isinstance(uuid, str) else self.copies.get(uuid, [-1])[0]
+        earlier = self._before(uuid, i)
+        return earlier if earlier >= 0 or not isinstance(uuid, str) else self.copies.get(uuid, [-1])[0]
 
     def _parent(self, i: int) -> int:
         """Returns the index of a line's parent, which always comes before it in the file; -1 at a root.
@@ -201,8 +201,8 @@ class _Tree:
         root = self.linked and "parentUuid" in line and _is_prompt(line) and not line.get("isCompactSummary")
         if uuid is None and root:
             return -1
-        found = self._before(uuid, i)
-        at = found if found >= 0 else i - 1
+        earlier = self._before(uuid, i)
+        at = earlier if earlier >= 0 else i - 1
         wall, boundary = (places[bisect.bisect_left(places, i) - 1] if places else -1
                           for places in (self.walls, self.boundaries))  # fmt: skip
         if at < wall < i:

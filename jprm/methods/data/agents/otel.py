@@ -106,10 +106,12 @@ def _nothing_read(spans: Sequence[Record], where: str) -> RecordError:
     """Builds the error for a trace without a readable conversation; it names the attributes found."""
     keys = [f"{key}." for attributes in spans for key in attributes]
     unread = {name.asked: f"{name.name}, without an answer" for name in CONVENTIONS} | _UNREAD
-    there = [f"{name} ({about})" for name, about in unread.items() if any(key.startswith(f"{name}.") for key in keys)]
-    if there:
+    namespaces = [
+        f"{name} ({about})" for name, about in unread.items() if any(key.startswith(f"{name}.") for key in keys)
+    ]
+    if namespaces:
         remedy = f"Answers of these are read: {', '.join(f'{c.name} ({c.answered})' for c in CONVENTIONS)}."
-        return RecordError(where, "attributes", f"have {', '.join(there)}, and no gen_ai.output.messages", remedy)
+        return RecordError(where, "attributes", f"have {', '.join(namespaces)}, and no gen_ai.output.messages", remedy)
     remedy = "Record contents of messages, which instrumentations leave out by default."
     return RecordError(where, "attributes", "have no gen_ai.output.messages, nor another convention's answers", remedy)
 

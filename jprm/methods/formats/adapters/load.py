@@ -207,14 +207,14 @@ def _log_ratio(
 _PROBE = "A probe of merges: 3 apples + 12.5 = 15.5, na\u00efve \u4f60\u597d\n\n\tdef f(x): return x  # (1/2)"
 
 
-def check_one_tokenizer(one: Tokenizer, other: Tokenizer, size: int, path: Any, other_path: Any) -> None:
+def check_one_tokenizer(tokenizer: Tokenizer, other: Tokenizer, size: int, path: Any, other_path: Any) -> None:
     """Raises ValueError, naming both models, unless both tokenizers encode text to equal ids below `size`.
 
     A chat model may have more special tokens than its base, and more unused embedding rows.
     """
-    shared = min(one.vocab_size, other.vocab_size)
-    same = one.encode(_PROBE) == other.encode(_PROBE) and one.vocab_size <= size
-    if not same or any(one.decode([i]) != other.decode([i]) for i in range(shared)):
+    shared = min(tokenizer.vocab_size, other.vocab_size)
+    same = tokenizer.encode(_PROBE) == other.encode(_PROBE) and tokenizer.vocab_size <= size
+    if not same or any(tokenizer.decode([i]) != other.decode([i]) for i in range(shared)):
         raise ValueError(
             f"{os.fspath(path)} and {os.fspath(other_path)} have different tokenizers, so their log-probabilities of a"
             " token do not compare. Give two models of one family, such as a small and a large one"
