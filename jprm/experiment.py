@@ -464,6 +464,7 @@ class TargetConfig:
 # Decided by the files in the folder, for loading, training, sampling and export.
 
 RUN, PEFT, PUBLISHED = "experiment.json", "adapter_config.json", "config.json"
+ADAPTER = "adapter.json"  # alone only if it names the `base` elsewhere; an export holds one beside its config.json
 
 Kind = Literal["run", "peft", "huggingface", "gguf"]
 
@@ -477,10 +478,12 @@ def kind_of(path: Given | Found) -> Kind:
     """
     path = place_of(path)
     if path.is_dir():
-        files: dict[str, Kind] = {RUN: "run", PEFT: "peft", PUBLISHED: "huggingface", "adapter.json": "huggingface"}
+        files: dict[str, Kind] = {RUN: "run", PEFT: "peft", PUBLISHED: "huggingface"}
         for name, kind in files.items():
             if (path / name).is_file():
                 return kind
+        if (path / ADAPTER).is_file() and b'"base"' in (path / ADAPTER).read_bytes():
+            return "huggingface"
         raise FileNotFoundError(
             f"{path}: holds no model: neither {RUN} (a run of `jprm train`), {PUBLISHED} (a Hugging Face model) nor"
             f" {PEFT} (a LoRA of PEFT) is there"

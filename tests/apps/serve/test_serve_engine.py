@@ -273,7 +273,7 @@ def test_while_models_load_the_server_lives_and_says_so():
 
     import httpx2 as httpx
 
-    app = _application(ServeConfig(), None, True, False, None)
+    app = _application(ServeConfig(), None, False)
 
     async def send():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
