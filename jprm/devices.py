@@ -1,4 +1,4 @@
-"""Devices and their compilers: a cache of compiled programs, options of XLA, and libtpu quiet where there is no TPU.
+"""Devices and their compilers: a program cache, XLA options, and libtpu quiet where there is no TPU.
 
 Nothing here imports jax: a command sets all this before jax looks for devices.
 """
@@ -12,13 +12,13 @@ import sys
 
 SWITCH, FOLDER = "JPRM_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR"
 LEAST, LEAST_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1"
-"""What a program must take to be kept. jax's own second leaves out the programs of small models, which are many."""
+"""What a program must take to be kept. jax's own second leaves out small models' many programs."""
 
 
 def enable_compile_cache() -> None:
-    """Lets a later process find the programs that this one compiles, in ~/.cache/jprm/xla/HOST.
+    """Lets a later process find the programs compiled by this one, in ~/.cache/jprm/xla/HOST.
 
-    JAX_COMPILATION_CACHE_DIR, or the setting of jax of the same name, takes precedence; JPRM_COMPILE_CACHE=0 switches
+    JAX_COMPILATION_CACHE_DIR, or jax's setting by the same name, takes precedence; JPRM_COMPILE_CACHE=0 switches
     the cache off. A folder that cannot be written is no error: programs are then compiled again.
     """
     jax = sys.modules.get("jax")
@@ -51,7 +51,7 @@ _GOOGLE, _NETWORK = "0x1ae0", "0x0042"  # PCI vendor, and its network card in vi
 
 
 def describe_no_tpu() -> None:
-    """Sets those of `VARIABLES` that are not set: libtpu then compiles on a machine without a TPU."""
+    """Sets the unset `VARIABLES`: libtpu then compiles on a machine without a TPU."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
 
@@ -100,4 +100,4 @@ OPTIONS: dict[str, dict[str, bool | str]] = {
         "xla_sc_enable_instruction_fusion": False,
     },
 }
-"""Options of XLA's compilers for the training step, by backend."""
+"""XLA compiler options for the training step, by backend."""

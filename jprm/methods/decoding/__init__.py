@@ -1,1 +1,1 @@
-"""Decoding with a cache: the cached forward pass, sampling programs, and keys and values of trees."""
+"""Decoding with a cache: the cached forward pass, sampling programs, and trees' keys and values."""

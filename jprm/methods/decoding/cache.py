@@ -1,7 +1,7 @@
-"""Keys and values of trees that stay on the device, so that no token is computed twice.
+"""Trees' keys and values, kept on the device, so that no token is computed twice.
 
 A token's keys, values and hidden states are in a slot, wherever there was room (`Slots`). New tokens attend to the
-slots of their path, gathered by index. Three classes keep track of slots: `LiveTrees` for searches, which name steps by
+slots on their path, gathered by index. Three classes manage slots: `LiveTrees` for searches, which name steps by
 handles and release them; `PrefixCache` for a server's callers, who return with trees that begin like earlier ones; and
 `jprm.methods.worlds.turns` for conversations that a policy samples.
 
@@ -60,9 +60,9 @@ class CachedModel(Protocol):
 
 
 class Slots:
-    """Keys, values and hidden states of `size` tokens on a model's devices, one slot per token.
+    """Keys, values and hidden states for `size` tokens on a model's devices, one slot per token.
 
-    For a recurrent model there are also `nodes` places for the states after nodes of a tree.
+    For a recurrent model there are also `nodes` places for the states after a tree's nodes.
     """
 
     def __init__(self, model: CachedModel, size: int, nodes: int = 0):
@@ -104,7 +104,7 @@ class Slots:
         self.free = np.concatenate([self.free, *slots])
 
     def rows(self, count: int) -> int:
-        """Returns the padded number of rows for `count` rows: a power of two per device."""
+        """Returns the padded row count for `count` rows: a power of two per device."""
         devices = row_parts(self.model.mesh)
         return devices * padded_size(-(-count // devices))
 
@@ -121,8 +121,8 @@ class Slots:
     ) -> None:
         """Computes the tokens ids[p], each row after the tokens in slots paths[p], and stores them in slots[p].
 
-        Rows are padded to T new tokens and S earlier tokens. states[p] are the places of the row's initial state (-1:
-        none) and of its final state. Without `run` the program is only compiled.
+        Rows are padded to T new tokens and S earlier tokens. states[p] are the places for the row's initial state (-1:
+        none) and final state. Without `run` the program is only compiled.
         """
         P = self.rows(len(ids))
         tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self.size, np.int32)  # padding: nowhere
@@ -145,7 +145,7 @@ class Slots:
                 _extend.lower(*arguments).compile()
 
     def past(self, paths: Sequence[np.ndarray], S: int) -> decode.Past:
-        """Copies keys and values, one row per path of slots, padded to S, for a loop that reads them often."""
+        """Copies keys and values, one row per slot path, padded to S, for a loop that reads them often."""
         R = self.rows(len(paths))
         path_RS, above_R = np.zeros((R, S), np.int32), np.zeros(R, np.int32)
         for r, path in enumerate(paths):
@@ -154,7 +154,7 @@ class Slots:
             return _past(self._pool.cache, *put_rows((path_RS, above_R), self.model.mesh))
 
     def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
-        """Stores the keys and values of the first tokens of each cache row in slots[row]."""
+        """Stores each cache row's first keys and values in slots[row]."""
         place_BN = np.full((len(slots), jax.tree.leaves(cache)[0].shape[-2]), self.size, np.int32)  # others: nowhere
         for b, slot in enumerate(slots):
             place_BN[b, : len(slot)] = slot
@@ -171,9 +171,9 @@ class Slots:
         *,
         run: bool = True,
     ) -> dict[str, Float[np.ndarray, "P E"]]:
-        """Returns the named outputs of steps that end in the slots ends[p], padded to E per row.
+        """Returns named outputs for the steps ending in slots ends[p], padded to E per row.
 
-        parents[p] are the places in the row of the previous steps, or -1. Without `run` the program is only compiled,
+        parents[p] are the previous steps' places in the row, or -1. Without `run` the program is only compiled,
         and there are no outputs.
         """
         P, mesh = self.rows(len(ends)), prm.mesh
@@ -193,7 +193,7 @@ class Slots:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Keys and values, and states after the final norm, of the tokens in N slots, on every device."""
+    """Keys, values and states after the final norm, for the tokens in N slots, on every device."""
 
     cache: decode.Cache
     x_ND: Float[Array, "N D"]
@@ -205,10 +205,10 @@ def _extend(
 ) -> Pool:
     """Writes the new tokens' keys, values and states to their slots.
 
-    path_PS: the slots of the tokens before each row's first new one; the first `above_P` of them count.
-    length_P: the number of real tokens per row.
-    from_P, to_P: the places of each row's initial state (-1: none) and final state.
-    place_PT: the slots of the new tokens; padding must have one beyond the pool.
+    path_PS: slots before each row's first new token; the first `above_P` count.
+    length_P: real tokens per row.
+    from_P, to_P: each row's places for its initial state (-1: none) and final state.
+    place_PT: the new tokens' slots; padding must point beyond the pool.
     """
     past = decode.Past(pool.cache, jnp.arange(path_PS.shape[1]) < above_P[:, None], path_PS, from_P)
     position_PT = above_P[:, None] + jnp.arange(tokens_PT.shape[1])
@@ -224,16 +224,16 @@ def _keep(pool: Pool, new: decode.Cache, place_BN) -> Pool:
 
 
 def _written(config: ModelConfig | None, slots: decode.Cache, new: decode.Cache, place_PT, to_P=None) -> decode.Cache:
-    """Writes keys and values of rows, and states, to their places; places beyond the pool are dropped."""
+    """Writes the rows' keys, values and states to their places; places beyond the pool are dropped."""
 
     def put(slots_NKH, x_PKTH):
-        """Writes the keys or values of a layer, or of a group of layers, to their slots."""
+        """Writes keys or values, for one layer or a stacked group, to their slots."""
         place = spec(*[None] * (x_PKTH.ndim - 2), "kv_heads", None)
         x_PTKH = jax.sharding.reshard(x_PKTH.swapaxes(-3, -2), place)  # every device keeps all slots
         return slots_NKH.at[..., place_PT, :, :].set(x_PTKH, mode="drop")
 
     def put_states(axis: int, nodes, rows):
-        """Writes the rows' states to the places of nodes (M, K, ...)."""
+        """Writes the rows' states to node places (M, K, ...)."""
         rows = jax.sharding.reshard(rows, spec(*[None] * axis, None, "kv_heads"))
         return nodes.at[(*(slice(None),) * axis, to_P)].set(rows, mode="drop")
 
@@ -253,7 +253,7 @@ def _past(slots: decode.Cache, path_RS, above_R) -> decode.Past:
 def _outputs(
     params, config: ModelConfig, readout: Readout, pool: Pool, end_PE: Int[Array, "P E"], parent_PE: Int[Array, "P E"]
 ):
-    """Returns the named outputs (P, E) of steps that end in these slots; parents are places in the same row."""
+    """Returns named outputs (P, E) for the steps ending in these slots; parents are places in the same row."""
     x_PED = pool.x_ND.at[end_PE].get(out_sharding=sharding("batch", None, None))
     return readout(logits_at_steps(params, config, x_PED, parent_PE))
 
@@ -288,7 +288,7 @@ TOKENS, CALL = 1024, 32
 worth. (With SmolLM2-135M a call reads 540 MB of weights, in 30 to 50 ms on 2 cores; a token takes 1.5 ms.)"""
 
 SHORTEST_STEP, SHORTEST_PATH, SHORTEST_CHAIN = 16, 128, 16
-"""Least padded tokens of steps and paths, and least padded steps of chains (for a step layer). All are powers of
+"""Least padded tokens per step and path, and least padded steps per chain (for a step layer). All are powers of
 two, so that few shapes are compiled."""
 
 
@@ -303,9 +303,9 @@ class _Node:
 
 
 class LiveTrees:
-    """A scorer of trees that grow during a search; equal to `prm.score_many` up to rounding.
+    """A scorer for trees that grow during a search; equal to `prm.score_many` up to rounding.
 
-    Slots of released steps are reused, and doubled when full.
+    Released slots are reused, and doubled when full.
 
     Attributes:
       tokens: real tokens computed so far, each problem and step once.
@@ -355,7 +355,7 @@ class LiveTrees:
         return handles, score_P
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees the slots of these handles unless a live descendant needs them; they cannot be extended again."""
+        """Frees these handles' slots unless a live descendant needs them; they cannot be extended again."""
         for handle in handles:
             if handle not in self._nodes:
                 continue
@@ -404,7 +404,7 @@ class LiveTrees:
         return nodes[::-1]
 
     def _batches(self, lengths: Sequence[int], depths: Sequence[int]) -> Iterator[list[int]]:
-        """Yields indices of steps of similar length to compute together, with the fewest tokens and calls."""
+        """Yields step indices to compute together, similar in length, with the fewest tokens and calls."""
         order = sorted(range(len(lengths)), key=lambda i: (lengths[i], depths[i]))
         best, start = [0], [0]  # cost of the first n steps of the order, and where the last of their batches starts
         for n, i in enumerate(order, 1):
@@ -435,15 +435,15 @@ EDIT = 64
 """New tokens per call, padding included: an edit is rarely longer."""
 
 SHORTEST_PREFIX = 256
-"""Least padded tokens of paths; longer paths take 4, 16, ... times as many, so that few shapes are compiled."""
+"""Least padded tokens per path; longer paths take 4, 16, ... times as many, so that few shapes are compiled."""
 
 
 class PrefixCache:
     """Scores trees, computing only the tokens after cached prefixes; equal to the PRM up to rounding.
 
     A caller's tokens form a trie: a slot is identified by the previous token's slot and the token id. When slots run
-    out, the least recently used are taken, from the ends of branches. Callers share nothing, so that response times do
-    not reveal what another caller has scored.
+    out, the least recently used are taken, from branch ends. Callers share nothing, so response times do not
+    reveal what another caller has scored.
 
     Raises NotImplementedError if the model cannot be decoded with a cache.
     """
@@ -462,7 +462,7 @@ class PrefixCache:
         self._now = 0  # counts calls: when a slot was used
 
     def outputs_of(self, tree: ReasoningTree, caller: str) -> tuple[dict[str, Float[np.ndarray, " N"]], int]:
-        """Returns a tree's named outputs, like `PRM.outputs_of`, and the number of its tokens found in the cache.
+        """Returns a tree's named outputs, like `PRM.outputs_of`, and how many tokens it found in the cache.
 
         Raises ValueError if the tree has more tokens than the cache has slots; else like `PRM.outputs_of`.
         """
@@ -515,7 +515,7 @@ class PrefixCache:
     def _taken(self, count: int) -> np.ndarray:
         """Returns slots for `count` new tokens: free ones, then the least recently used.
 
-        Using a token also uses the tokens before it, so in order of use, then depth, no token is freed before its
+        Using a token also uses the tokens before it, so, ordered by use, then depth, no token is freed before its
         successors.
         """
         if (missing := count - len(self._slots.free)) > 0:
@@ -528,7 +528,7 @@ class PrefixCache:
 
 
 def _segments(new: Sequence[int], above_N: Sequence[int]) -> Iterator[list[int]]:
-    """Yields the new tokens in pieces of up to EDIT consecutive tokens on one path."""
+    """Yields the new tokens in pieces, up to EDIT consecutive tokens on one path."""
     segment: list[int] = []
     for n in new:
         if segment and (above_N[n] != segment[-1] or len(segment) == EDIT):

@@ -1,9 +1,9 @@
-"""Cached decoding: hidden states of new tokens, which see each other and tokens with cached keys and values.
+"""Cached decoding: hidden states for new tokens, which see each other and tokens with cached keys and values.
 
 A sampler runs two programs: `prefill` for the prompts, then a loop that adds one token to all samples.
 
-Layers use the functions of their kinds; mixers continue from `Kind.cached`. A scan over stacked layers copies each
-layer's weights out of its stack. With `layer_groups` of 1 every layer has its own arrays, which the program reads in
+Layers use their kinds' functions; mixers continue from `Kind.cached`. A scan over stacked layers copies each
+layer's weights out of its stack. With `layer_groups=1` every layer has its own arrays, which the program reads in
 place. Decoding one token at a time is bound by reading weights, so samplers use such a copy
 (`jprm.methods.policy.sampler.decoding_copy`).
 """
@@ -30,25 +30,25 @@ from jprm.model.transformer import Rotation, block, embed, head_logits, norm_sca
 from jprm.tokenizer import Tokenizer
 
 Cache = tuple[Mapping[str, tuple[Array, ...]], ...]
-"""Cached arrays for every group of layers, by mixer, with a leading layer axis if several layers of the group have it.
+"""Cached arrays for every layer group, by mixer, with a leading layer axis if several layers have it.
 
-`layers.KEYS`: keys and values, of rows (B, K, S, H), or of slots (N, K, H).
-`layers.Recurrent`: its state arrays, per row; if keys are in slots, per node of a tree.
+`layers.KEYS`: keys and values, in rows (B, K, S, H) or slots (N, K, H).
+`layers.Recurrent`: its state arrays, per row; if keys are in slots, per tree node.
 
-A group of one has no layer axis, so that XLA writes a decoding loop's new keys in place and does not copy the cache for
-every token.
+A group with one layer has no layer axis, so that XLA writes a decoding loop's new keys in place and does not copy the
+cache for every token.
 """
 
 QUERIES = 256
-"""New tokens of a row whose attention is computed together."""
+"""New tokens per row whose attention is computed together."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """Cached tokens in R rows, shared by B new rows; B must be a multiple of R, and row b sees row b // (B / R).
+    """Cached tokens in R rows, shared by B new rows; R must divide B, and row b sees row b // (B / R).
 
-    All of them precede the first new token, so all new tokens of a row see the same ones, except for windows. The token
+    All precede the first new token, so a row's new tokens all see the same ones, except for windows. The token
     at s is at position s.
     """
 
@@ -65,7 +65,7 @@ def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
 
 
 def empty_slots(config: ModelConfig, size: int, nodes: int = 0) -> Cache:
-    """Returns zeros for `size` tokens and the states of `nodes` nodes; only heads are split over devices."""
+    """Returns zeros for `size` tokens and `nodes` recurrent states; only heads are split over devices."""
     return _zeros(config, (size, config.kv_heads, config.head_dim), (None, "kv_heads"), nodes)
 
 
@@ -91,7 +91,7 @@ def mapped(
 ) -> Cache:  # fmt: skip
     """Maps `tokens` over the cache's keys and values, and `states` over its recurrent states.
 
-    Both also take the corresponding arrays of `others`. `states` takes the index of the row axis first, and needs the
+    Both also take the arrays from `others`. `states` takes the row axis first, and needs the
     `config`; without it states stay unchanged.
     """
 
@@ -110,7 +110,7 @@ def mapped(
 
 
 def check(config: ModelConfig) -> None:
-    """Raises NotImplementedError if a layer of the model cannot continue from a cache."""
+    """Raises NotImplementedError if a layer cannot continue from a cache."""
     mixers = {layers.kinds_of(config, layer)[0] for layer in range(config.layers)}
     if unknown := sorted(name for name in mixers if layers.find(name).cached is None):
         raise NotImplementedError(
@@ -151,15 +151,15 @@ def forward(
     length_B: Int[Array, " B"] | None = None,
     age_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T D"], Cache]:
-    """Returns the new tokens' hidden states after the final norm, and the updated cache of their rows.
+    """Returns the new tokens' hidden states after the final norm, and their rows' updated cache.
 
-    Token t of a row sees the past, the row's own cache before `start`, and the new tokens up to itself, within the
-    layer's window. The positions of a row must be consecutive. Padding must follow the tokens, and affects none.
+    A row's token t sees the past, the row's own cache before `start`, and the new tokens up to itself, within the
+    layer's window. A row's positions must be consecutive. Padding must follow the tokens, and affects none.
 
     Args:
       fresh: B rows' cache; new keys and values are written to it at `start`. None for rows that begin with the
           new tokens.
-      length_B: real new tokens per row, for recurrent states; None: all of them.
+      length_B: real new tokens per row, for recurrent states; None: all.
       age_B: each row's tokens in its own cache, if rows began at different times: `fresh` is then a ring, in which
           they are the last ones before `start`, and there must be one new token.
     """
@@ -230,7 +230,7 @@ def _state(past: Past | None, of_group, index, fresh: tuple[Array, ...], place: 
 
 @dataclasses.dataclass(frozen=True)
 class NewTokens:
-    """Rotations and positions of the new tokens, and the index of the first in the row's own cache."""
+    """The new tokens' rotations and positions, and the first one's index in the row's own cache."""
 
     rotations: tuple[Rotation, Rotation]
     growth: Array | None
@@ -264,7 +264,7 @@ def _attention(attend, y_BTD, w: Mapping[str, Array], settings, before, fresh, p
 
 
 def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...]:
-    """Returns keys and values (R, K, S, H) of layer `index` of a group (None: its only layer), and their mask; ()
+    """Returns keys and values (R, K, S, H) for a group's layer `index` (None: its only layer), and their mask; ()
     without a past. `kv` are the group's arrays."""
     if past is None:
         return ()
@@ -278,7 +278,7 @@ def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...
 
 
 def _attend(q_BTKGH, before, k_BKSH, v_BKSH, start, position_BT, window, config: ModelConfig, age_B=None):
-    """Returns float32 attention over cached and new keys: a partial softmax of each, then combined."""
+    """Returns float32 attention over cached and new keys: a partial softmax each, then combined."""
     B, T, _, G, _ = q_BTKGH.shape
     behind_TS, seen_TS = _own_keys(T, k_BKSH.shape[2], start, window, age_B)
     if age_B is None:
@@ -364,10 +364,10 @@ RUNNING, STEP, STOP, FULL = range(4)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodingState:
-    """The state of B samples, some of them unfinished, in the decoding loop.
+    """The decoding loop's state for B samples, some unfinished.
 
-    Tokens, keys and values are in rings: token number `count` of the loop is at `count` modulo the room. A sample owns
-    the last `length_B` entries of its ring, so that a row may begin a new sample at any time.
+    Tokens, keys and values are in rings: the loop's token number `count` is at `count` modulo the room. A sample owns
+    its ring's last `length_B` entries, so that a row may begin a new sample at any time.
     """
 
     count: Array  # turns of the loop so far
@@ -385,7 +385,7 @@ class DecodingState:
 
 @functools.partial(jax.jit, static_argnums=1)
 def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
-    """Returns the keys of prompt row_R[r] for every r, without its last token, with which decoding begins."""
+    """Returns the keys for prompt row_R[r] for every r, without its last token, with which decoding begins."""
     S = tokens_US.shape[1]
     position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
     _, cache = forward(params, config, tokens_US, position_US, length_B=length_U - 1)
@@ -403,7 +403,7 @@ def next_token(
 ) -> DecodingState:  # fmt: skip
     """Adds one token to each sample; `limit` is the most tokens per sample.
 
-    entropies: the number of most probable tokens in the entropy, if the samples have room for it; 0 for none.
+    entropies: how many most probable tokens the entropy includes, if the samples have room for it; 0 for none.
     """
     at = s.count % s.written_BN.shape[1]
     position_B1 = (first_B + s.length_B)[:, None]
@@ -491,14 +491,14 @@ def refilled(past: Past, new: Past, new_R) -> Past:
 
 @functools.partial(jax.jit, static_argnums=1)
 def longer(past: Past, size: int) -> Past:
-    """Pads the past to prompts of `size` tokens."""
+    """Pads the past to prompts with `size` tokens."""
     cache = mapped(lambda x: padded(x, 2, size), None, past.cache)
     return Past(cache, padded(past.seen_RS, 1, size))
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def of_rows(state, row_Q, m: int):
-    """Selects the rows `row_Q` of the samples (m per row) and of the other per-sample and per-row arrays."""
+    """Selects the rows `row_Q` from the samples (m per row) and the other per-sample and per-row arrays."""
     index_B = (row_Q[:, None] * m + jnp.arange(m)).reshape(-1, out_sharding=sharding("batch"))
     samples, first_B, key_B, past = state
 
@@ -526,7 +526,7 @@ def step_text(text: str) -> str:
 def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int8[np.ndarray, "V P"]:
     """Returns the progress after a token, by (token, progress before it); -1 if the token ends a step.
 
-    Progress is the number of delimiter characters at the end of the text, plus the delimiter's length if anything but
+    Progress counts the delimiter characters at the text's end, plus the delimiter's length if anything but
     white space precedes them: a blank step does not count. A delimiter may end inside a token.
     """
     size, letters = len(delimiter), set(delimiter)
@@ -558,16 +558,16 @@ def _advance(text: str, matched: int, written: bool, delimiter: str) -> int:
 # ---- One token from logits, without sorting the vocabulary.
 
 _BLOCK = 128
-"""Tokens of the vocabulary whose weights are summed together."""
+"""Vocabulary tokens whose weights are summed together."""
 
 
 def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: float, top_p: float) -> Int[Array, " B"]:
-    """Samples a token per row from softmax(logit / temperature), restricted to the fewest tokens of mass >= `top_p`.
+    """Samples a token per row from softmax(logit / temperature), restricted to the fewest tokens with mass >= `top_p`.
 
-    Temperature 0 takes the most probable token. Tokens as probable as the last one of the nucleus belong to it.
+    Temperature 0 takes the most probable token. Tokens as probable as the nucleus' last one belong to it.
 
     The nucleus is {v: mass of the tokens more probable than v < top_p}. Every round samples from all remaining tokens.
-    A token outside the nucleus shows that no token of its probability or less is inside, so the next round samples from
+    A token outside the nucleus shows that no equally or less probable token is inside, so the next round samples from
     the more probable ones. An accepted token follows the nucleus' distribution (FlashInfer's sampling, Ye et al. 2025).
     """
     if temperature == 0:
@@ -610,7 +610,7 @@ def log_probabilities(
 
 
 def top_entropy(logit_BV: Float[Array, "B V"], k: int) -> Float[Array, " B"]:
-    """Returns the entropy, in nats, of the softmax over the k largest logits of each row."""
+    """Returns each row's entropy, in nats, of the softmax over its k largest logits."""
     log_BK = jax.nn.log_softmax(jax.lax.top_k(logit_BV, min(k, logit_BV.shape[1]))[0])
     return -jnp.sum(jnp.exp(log_BK) * log_BK, axis=-1)
 
@@ -644,7 +644,7 @@ def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"
 
 
 def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
-    """Samples by inversion: returns the first index of positive weight at which the running sum passes uniform x total.
+    """Samples by inversion: returns the first weighted index at which the running sum passes uniform x total.
 
     If rounding leaves none, returns the heaviest. An index without weight is never returned.
     """

@@ -1,6 +1,6 @@
 """Attention kernels for CPUs, TPUs and GPUs, a file each, and their shared code.
 
-GPU kernels use powers of two, which are faster there than powers of e: logits are multiplied by log2(e).
+GPU kernels use powers of two, which are faster there than `exp`: logits are multiplied by log2(e).
 
 Gradients (Dao et al. 2022), with p the weights: dv = p' dy, ds = p (dy v' - sum(dy y)), dq = ds k, dk = ds' q.
 """
@@ -26,13 +26,13 @@ value gradients."""
 def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str, tuple], split: bool):
     """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
 
-    If tokens are split, `call` takes whole rows' keys, and each device returns its term of their gradients.
+    If tokens are split, `call` takes whole rows' keys, and each device returns its term in their gradients.
 
     Args:
-      call: (blocks, heads) to a tuple of arrays.
-      heads, results: the arrays by kind, and the kind of each result.
-      kinds: logical axes of each kind: `queries`, `keys` and `rows`.
-      split: whether the tokens of rows are split.
+      call: (blocks, heads) to an array tuple.
+      heads, results: the arrays by kind, and each result's kind.
+      kinds: each kind's logical axes: `queries`, `keys` and `rows`.
+      split: whether rows' tokens are split.
     """
     axis = kinds["keys"].index("tokens")
 
@@ -69,7 +69,7 @@ def saved(*arrays):
 
 
 def numbers_of(blocks, T: int):
-    """Returns the layer's window (0: none), and the index in the row of this device's first query."""
+    """Returns the layer's window (0: none), and this device's first query's index in the row."""
     first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
     return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
 
@@ -85,8 +85,8 @@ def too_old(name: str) -> str | None:
 
 
 def logits(logit, config: ModelConfig):
-    """Returns logits times log2(e), and the derivative of the soft cap (None without one; tanh' = 1 - tanh^2).
-    `logit` is the product of queries and keys, of any shape."""
+    """Returns logits times log2(e), and the soft cap's derivative (None without one; tanh' = 1 - tanh^2).
+    `logit` is the product of queries and keys, in any shape."""
     cap = config.attention_softcap
     if not cap:
         return logit * (config.query_scale * LOG2_E), None
@@ -95,9 +95,9 @@ def logits(logit, config: ModelConfig):
 
 
 def weights(logit, slope, dweight, seen, log, inner):
-    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the uncapped logits.
+    """Returns weights, recomputed from the log-sum-exp, and the uncapped logits' unscaled gradient.
 
-    All have the shape of a block pair; `log` and `inner` belong to its queries.
+    All are shaped like a block pair; `log` and `inner` belong to its queries.
     """
     weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
     dlogit = weight * (dweight - inner)

@@ -1,9 +1,9 @@
-"""Attention of query blocks over their own path: exact, forward and backward, in time that follows tree depth.
+"""Attention by query blocks over their own path: exact, forward and backward, in time that follows tree depth.
 
-Rows are in depth-first order and `until` closes subtrees. So the queries of a block see only those earlier keys that
-the block's first query sees: the path to it. (A key that is closed at the first query is closed for all of them.) Each
+Rows are in depth-first order and `until` closes subtrees. So a block's queries see only the earlier keys visible to its
+first query: the path to it. (A key that is closed at the first query is closed for all.) Each
 block attends to itself and then, a chunk at a time, to that path: it gathers the keys, and scatters their gradients
-back. Partial softmaxes are combined (Milakov and Gimelshein 2018). The number of chunks is counted at run time: under
+back. Partial softmaxes are combined (Milakov and Gimelshein 2018). Chunks are counted at run time: under
 jit sizes are static, but loop counts are not.
 
 This is for CPUs, where small exact work beats large regular work. No T x T array is stored.
@@ -23,7 +23,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.mesh import reshape
 
 CHUNK = 256
-"""Keys of a path per chunk. A path's last chunk is half padding on average."""
+"""Path keys per chunk. A path's last chunk is half padding on average."""
 
 
 @jax.tree_util.register_dataclass
@@ -39,7 +39,7 @@ class Paths:
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Paths:
-    """Finds the paths. Raises ValueError if the row length is not a multiple of `attention_block`."""
+    """Finds the paths. Raises ValueError if `attention_block` does not divide the row length."""
     T, block = until_BT.shape[1], config.attention_block
     if T % block:
         raise ValueError(f"attention='paths' takes rows of a multiple of {block} tokens (attention_block), not {T}")
@@ -79,7 +79,7 @@ def _forward(q_BTKGH, k_BTKH, v_BTKH, paths: Paths, config: ModelConfig):
 
 
 def _merged(first, second):
-    """Merges partial softmaxes over two sets of keys, each (largest logits, sums of weights, weighted values)."""
+    """Merges partial softmaxes over two key sets, each (largest logits, weight sums, weighted values)."""
     top_BKX = jnp.maximum(first[0], second[0])
     (a_BKX, total_BKX, y_BKXH), (b_BKX, more_BKX, z_BKXH) = ((jnp.exp(x[0] - top_BKX), *x[1:]) for x in (first, second))
     y_BKXH = a_BKX[..., None] * y_BKXH + b_BKX[..., None] * z_BKXH
@@ -136,12 +136,12 @@ def path_pairs(paths: Paths, config: ModelConfig) -> int:
 
 
 def _index(paths: Paths, n, c) -> Int[Array, "B S"]:
-    """Returns the indices of the keys in chunk c of the path to block n."""
+    """Returns key indices in chunk c on the path to block n."""
     return jax.lax.dynamic_slice_in_dim(paths.index[:, n], c * CHUNK, CHUNK, axis=1)
 
 
 def _own(paths: Paths, n, block: int) -> Int[Array, "B S"]:
-    """Returns the indices of the keys of block n itself."""
+    """Returns block n's own key indices."""
     return jnp.zeros_like(paths.until[:, :block]) + n * block + jnp.arange(block)
 
 
@@ -154,7 +154,7 @@ def _gather(x_BTKH, index_BS) -> Float[Array, "B K S H"]:
 
 
 def _scatter(x_BTKH, index_BS, update_BKSH):
-    """Adds updates to their keys. Indices out of range pad the path and are dropped."""
+    """Adds updates to their keys. Indices beyond the range pad the path and are dropped."""
     update_BSKH = update_BKSH.swapaxes(1, 2).astype(x_BTKH.dtype)
     return jax.vmap(lambda x, index, update: x.at[index].add(update, mode="drop"))(x_BTKH, index_BS, update_BSKH)
 

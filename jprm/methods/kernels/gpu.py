@@ -1,17 +1,17 @@
 """Interval attention on an NVIDIA GPU: flash attention (Dao 2023) over block pairs with a visible pair.
 
-There are three kernels: forward, with an online softmax that stores the log-sum-exp of every query; dq; dk and dv. A
-program of the first two has a query block of one head and walks its key blocks (`find_blocks`). A program of
-the third has a key block and walks the query blocks of all heads that share it, so no gradient is summed
-outside. Pairs in which every query sees every key come first and are computed without a mask. Layers with a sliding
-window have their own tables, without the pairs beyond it.
+There are three kernels: forward, with an online softmax that stores every query's log-sum-exp; dq; dk and dv. A
+program in the first two has one head's query block and walks its key blocks (`find_blocks`). In the third
+a program has a key block and walks the query blocks in all heads that share it, so no gradient is summed outside. Pairs
+in which every query sees every key come first and are computed without a mask. Layers with a sliding window have their
+own tables, without the pairs beyond it.
 
-Products take the inputs' dtype and sum in float32. Products of float32 are TF32, like XLA's, or of full precision under
-`jax.default_matmul_precision("highest")`. Powers are of two, for which GPUs have an instruction. Memory is linear in T,
-apart from the tables with 4 bytes per block pair.
+Products take the inputs' dtype and sum in float32. Float32 products are TF32, like XLA's, or full float32 under
+`jax.default_matmul_precision("highest")`. Exponentials are `exp2`, for which GPUs have an instruction. Memory is linear
+in T, apart from the tables with 4 bytes per block pair.
 
 The kernels are written in Pallas and lowered by Triton. experiments/bench/gpu_kernels.md gives the reasons, and the
-resources of the compiled kernels.
+compiled kernels' resources.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KINDS = {
     "keys": ("batch", "tokens", "kv_heads"),
     "rows": ("batch", "kv_heads", None, "tokens"),
 }
-"""Logical axes of arrays (B, T, K, G, H), (B, S, K, H) and (B, K, G, T)."""
+"""Logical axes for arrays (B, T, K, G, H), (B, S, K, H) and (B, K, G, T)."""
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
@@ -50,7 +50,7 @@ def refuses(config: ModelConfig, backend: str | None, context: int) -> str | Non
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> BlockTable:
-    """Finds the block pairs. Raises ValueError if the parts of split rows are not multiples of a block."""
+    """Finds the block pairs. Raises ValueError if a block does not divide the parts of split rows."""
     T, split = until_BT.shape[1], parts(until_BT)
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     if split > 1 and T % (split * sizes.tile):
@@ -109,7 +109,7 @@ def _backward(config: ModelConfig, kept, dy_BTKGH):
 
 
 def _of_layer(blocks: BlockTable) -> BlockTable:
-    """Selects the tables of this layer: with its window, or of the whole path."""
+    """Selects this layer's tables: with its window, or for the whole path."""
     if blocks.window is None:
         return blocks
     if blocks.local is None:
@@ -120,9 +120,9 @@ def _of_layer(blocks: BlockTable) -> BlockTable:
 
 
 def _padded(x_BTNH, blocks: BlockTable):
-    """Pads heads to a power of two, and rows to the tokens of the tables.
+    """Pads heads to a power of two, and rows to the tables' tokens.
 
-    The added elements of a head are zero: they add nothing to a product, and their output is dropped.
+    A head's added elements are zero: they add nothing to a product, and their output is dropped.
     """
     tokens = blocks.until.shape[1] - x_BTNH.shape[1]
     head = padded_head(x_BTNH.shape[-1]) - x_BTNH.shape[-1]
@@ -148,11 +148,11 @@ def _gradients(config: ModelConfig, blocks: BlockTable, heads: dict):
 
 
 def _run(kernel, launch: Launch, table, blocks: BlockTable, config: ModelConfig, inputs: dict, outputs, rows: list):
-    """Runs a kernel in programs over the major blocks of its table, heads and rows.
+    """Runs a kernel in programs over its table's major blocks, heads and rows.
 
     inputs: `queries` (B, T, K, G, H), `keys` (B, S, K, H) and `rows` (B, K, G, T) by kind. A kernel takes them in this
-        order, then `outputs` (like queries or keys), and `rows`. A program sees its own head; in the kind of its major
-        blocks, only its block.
+        order, then `outputs` (like queries or keys), and `rows`. A program sees its own head; in its major blocks'
+        kind, only its block.
     """
     B, T, K, G, H = inputs["queries"][0].shape
     S, by_key = blocks.until.shape[1], kernel is _dkv_kernel
@@ -272,7 +272,7 @@ def _dkv_kernel(config, launch, windowed, numbers, line, until, position, q, dy,
 
 
 def _seen(t, s, launch: Launch, numbers, until, position, windowed: bool, keys_first: bool):
-    """Returns whether queries of block t see keys of block s. numbers: as from `numbers_of`."""
+    """Returns whether queries in block t see keys in block s. numbers: as from `numbers_of`."""
     query_T = numbers[1] + t * launch.query + jnp.arange(launch.query)
     key_S, keys = s * launch.key + jnp.arange(launch.key), pl.ds(s * launch.key, launch.key)
 
@@ -309,12 +309,12 @@ SMALLEST = 16
 """The shortest matrix side that Triton multiplies."""
 
 TUNED = "gpu_blocks.json"
-"""Blocks by device, then by `key`: the best results of the sweep in `experiments/bench/gpu_check.py`."""
+"""Blocks by device, then by `key`: the best sweep results from `experiments/bench/gpu_check.py`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """Settings of one kernel: tokens per query and key block, warps per program, pipeline stages."""
+    """One kernel's settings: tokens per query and key block, warps per program, pipeline stages."""
 
     query: int
     key: int
@@ -331,18 +331,18 @@ class Launches:
 
     @property
     def tile(self) -> int:
-        """The multiple of tokens to which rows are padded; all sizes are powers of two."""
+        """Rows are padded to a multiple of this many tokens; all sizes are powers of two."""
         return max(max(x.query, x.key) for x in (self.forward, self.dq, self.dkv))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockTable:
-    """The block pairs in every row that hold a visible pair of tokens, computed once for all layers.
+    """The block pairs in every row that hold a visible token pair, computed once for all layers.
 
-    A table has one line per major block: the number of whole minor blocks, the number of all needed ones, and their
-    indices, whole ones first. If rows are split, the tables of the C parts of the queries are side by side, and blocks
-    of queries are counted within their part.
+    A table has one line per major block: how many whole minor blocks, how many needed ones, and their
+    indices, whole ones first. If rows are split, the C query parts' tables are side by side, and query blocks are
+    counted within their part.
     """
 
     until: Int[Array, "B S"]
@@ -361,7 +361,7 @@ def padded_head(H: int) -> int:
 
 
 def key(H: int, itemsize: int) -> str:
-    """Returns the key in the table of tuned blocks: padded head size, bytes per element, e.g. `128x2`."""
+    """Returns the key into the tuned blocks: padded head size, bytes per element, e.g. `128x2`."""
     return f"{padded_head(H)}x{itemsize}"
 
 
@@ -399,9 +399,9 @@ def find_blocks(
     until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1,
     windows: tuple[int, ...] = (),
 ) -> BlockTable:  # fmt: skip
-    """Returns the tables; rows must be a multiple of `tile` tokens in each of `parts` parts of the queries.
+    """Returns the tables; `tile` must divide the tokens in each of the `parts` query parts.
 
-    windows: the window sizes of the model's layers, without 0.
+    windows: the model's window sizes, without 0.
     """
     pairs = functools.partial(_pairs, until_BS, position_BS)
     local = None if not windows else _tables(functools.partial(pairs, windows=windows), sizes, parts)
@@ -434,7 +434,7 @@ def _pairs(until_BS, position_BS, query: int, key: int, windows: tuple[int, ...]
 
 
 def _keys_first(x_BMN, parts: int):
-    """Transposes to (B, C x N, M / C): the key blocks as each of C parts of the queries sees them."""
+    """Transposes to (B, C x N, M / C): the key blocks as each of C query parts sees them."""
     B, M, N = x_BMN.shape
     x_BCMN = reshape(x_BMN, (B, parts, M // parts, N), "batch")
     return reshape(x_BCMN.swapaxes(2, 3), (B, parts * N, M // parts), "batch")

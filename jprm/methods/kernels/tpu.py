@@ -1,15 +1,15 @@
 """Interval attention on a TPU: flash attention (Dao et al. 2022) over block pairs with a visible pair.
 
-There are three kernels: forward, with an online softmax that stores the log-sum-exp of every query; dq; dk and dv. Each
-walks a table of block pairs (`find_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
-are neither fetched nor computed. A step handles the G query heads of a key-value head together, so it reads keys and
+There are three kernels: forward, with an online softmax that stores every query's log-sum-exp; dq; dk and dv. Each
+walks a block pair table (`find_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
+are neither fetched nor computed. A step handles a key-value head's G query heads together, so it reads keys and
 values once and makes the mask once.
 
 Products take the inputs' dtype and sum in float32; float32 products have full precision. Memory is linear in T.
 
 Logits are (queries, keys) in the first two kernels and (keys, queries) in the third, so that no product transposes its
-left side. Values per token are stored in rows of T, not in 128 lanes per token; a kernel turns a row into a column when
-needed. Heads of 64 fill half of the 128 lanes.
+left side. Values per token are stored in T-wide rows, not in 128 lanes per token; a kernel turns a row into a column
+when needed. 64-wide heads fill half the 128 lanes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS = {
     "keys": ("batch", "kv_heads", "tokens"),
     "rows": ("batch", "kv_heads", None, None, "tokens"),
 }
-"""Logical axes of arrays (B, K, G, T, H), (B, K, S, H) and (B, K, G, 1, T)."""
+"""Logical axes for arrays (B, K, G, T, H), (B, K, S, H) and (B, K, G, 1, T)."""
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
@@ -106,14 +106,14 @@ def _gradients(config: ModelConfig, blocks: BlockLists, heads: dict):
 
 
 def _pair(K: int, P: int, major: str, table, i, p):
-    """Returns the table entry of a grid step, with its flags, and its query and key block."""
+    """Returns a grid step's table entry, with its flags, and its query and key block."""
     entry = table[jax.lax.div(i, K) * P + p]
     pair = entry >> 17, (entry >> 3) & MINOR
     return entry, *(pair if major == "query" else pair[::-1])
 
 
 def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec], list[pl.BlockSpec]]:
-    """Returns block specs of arrays by kind (`_walk`), and of `until` and positions of queries and of keys."""
+    """Returns block specs for arrays by kind (`_walk`), and for the queries' and keys' `until` and positions."""
     K, G, H = shape
 
     def place(*index):
@@ -134,10 +134,10 @@ def _specs(pair, shape: tuple[int, ...], sizes) -> tuple[dict[str, pl.BlockSpec]
 
 
 def _walk(kernel, blocks: BlockLists, config: ModelConfig, major: str, inputs: dict, outputs: dict, scratch: list):
-    """Runs a kernel over rows, key-value heads and the pairs of a row, in the order of the table of `major`.
+    """Runs a kernel over rows, key-value heads and a row's pairs, in the order of `major`'s table.
 
-    inputs, outputs: arrays by kind: `queries` (B, K, G, T, H) and `rows` (B, K, G, 1, T), of which a step sees its
-    query block, and `keys` (B, K, S, H), of which it sees its key block. A kernel takes them in this order.
+    inputs, outputs: arrays by kind: `queries` (B, K, G, T, H) and `rows` (B, K, G, 1, T), whose query block a step
+    sees, and `keys` (B, K, S, H), whose key block it sees. A kernel takes them in this order.
     The queries are the whole row's, or one device's part.
     """
     B, K, G, T, H = inputs["queries"][0].shape
@@ -274,7 +274,7 @@ def _dkv_kernel(
 
 
 def _seen(t, s, of_query, of_key, numbers, windowed: bool, keys_first: bool):
-    """Returns whether queries of block t see keys of block s; `of_query` and `of_key` hold `until` and positions.
+    """Returns whether queries in block t see keys in block s; `of_query` and `of_key` hold `until` and positions.
     numbers: as from `numbers_of`."""
     bq, bk = of_query.shape[1], of_key.shape[1]
     shape = (bk, bq) if keys_first else (bq, bk)
@@ -295,7 +295,7 @@ def _logits(a_MH, b_NH, config: ModelConfig):
 
 
 def _weights(logit, dweight, seen, log, inner, config: ModelConfig):
-    """Returns weights, recomputed from the log-sum-exp, and the unscaled gradient of the uncapped logits."""
+    """Returns weights, recomputed from the log-sum-exp, and the uncapped logits' unscaled gradient."""
     weight = jnp.exp(jnp.where(seen, logit, HIDDEN) - log)
     dlogit = weight * (dweight - inner)
     if cap := config.attention_softcap:  # tanh' = 1 - tanh^2
@@ -332,7 +332,7 @@ def _lanes(x_TL, width: int):
 # none of its queries needs has an entry that computes nothing, but writes the zero gradient.
 
 FIRST, LAST, LIVE = 1, 2, 4
-"""Flags of a table entry: first of its major block, last of it, and not padding."""
+"""A table entry's flags: first in its major block, last in it, and not padding."""
 
 MINOR = (1 << 14) - 1  # the bits of an entry's minor block
 
@@ -354,10 +354,10 @@ class Sizes:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockLists:
-    """The block pairs in every row that hold a visible pair of tokens, computed once for all layers.
+    """The block pairs in every row that hold a visible token pair, computed once for all layers.
 
-    Tables of the C parts of the queries are side by side. An entry is major << 17 | minor << 3 | flags; blocks of
-    queries are counted within their part. A table is padded with its last entry without flags, for which nothing is
+    The C query parts' tables are side by side. An entry is major << 17 | minor << 3 | flags; query blocks
+    are counted within their part. A table is padded with its last entry without flags, for which nothing is
     fetched or computed.
     """
 
@@ -371,22 +371,22 @@ class BlockLists:
 
 
 def most_pairs(T: int, sizes: Sizes, parts: int = 1) -> int:
-    """Returns the most entries of a table: the block pairs in the last part of a row of one chain.
+    """Returns the most entries per table: the block pairs in the last part of a single-chain row.
 
-    (A table by keys has no more: the last part of such a row needs all key blocks.)
+    (A table by keys has no more: such a row's last part needs all key blocks.)
     """
     return sum((start + sizes.query - 1) // sizes.key + 1 for start in range(T - T // parts, T, sizes.query))
 
 
 def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
-    """Returns the largest blocks of at most 512 tokens that fit a TPU core's memories, with G x block_q at most 2,048.
+    """Returns the largest blocks, at most 512 tokens, that fit a TPU core's memories, with G x block_q at most 2,048.
 
-    A step of the grid has a fixed cost, so its 4 x G x block_q x block_k x H operations must be many: 0.5 G at G = 7, H
-    = 128 and 256 x 512. Larger blocks skip less of the hidden pairs in trees.
+    A grid step has a fixed cost, so its 4 x G x block_q x block_k x H operations must be many: 0.5 G at G = 7, H
+    = 128 and 256 x 512. Larger blocks skip fewer hidden pairs in trees.
 
-    SMEM: a table has about T^2 / (2 block_q block_k) entries of 4 bytes: 257 KiB of 1 MiB at T = 131,072 and 256 x 512.
+    SMEM: a table has about T^2 / (2 block_q block_k) 4-byte entries: 257 KiB of 1 MiB at T = 131,072 and 256 x 512.
 
-    Raises ValueError if a part of T is not a multiple of 128, or no blocks fit so many or wide heads, or so long rows.
+    Raises ValueError if 128 does not divide a part of T, or no blocks fit so many or wide heads, or so long rows.
     """
     if T % (parts * LANES):
         where = f" in each of {parts} parts" if parts > 1 else ""
@@ -403,7 +403,7 @@ def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
 
 
 def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
-    """Returns the VMEM bytes of the largest of the three kernels.
+    """Returns the VMEM bytes for the largest among the three kernels.
 
     Fetched and written blocks count twice, since the next one is transferred while one is computed. Sums are float32;
     the running maximum and total take 128 lanes per query. Heads narrower than 128 are padded.
