@@ -153,7 +153,7 @@ class AsyncClient:
 
         Raises:
           ValueError: a record is not JSON-serialisable; no request is sent.
-          ServerError: the error of the first record that fails.
+          ServerError: the first failing record's error.
         """
         records = list(records)
         for i, record in enumerate(records):
@@ -312,7 +312,7 @@ class AsyncClient:
 def _waited(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """Turns a method of `AsyncClient` into a blocking method of `Client`."""
+    """Turns an `AsyncClient` method into a blocking `Client` method."""
 
     @functools.wraps(method)
     def call(self: Client, *args: P.args, **options: P.kwargs) -> T:
@@ -407,7 +407,7 @@ def _blank(record: Mapping[str, Any]) -> bool:
 
 
 def _prompt(sample: Mapping[str, Any]) -> str:
-    """Returns a string that is equal for samples of the same problem, so that a trainer may compare them."""
+    """Returns a string equal for samples of the same problem, so a trainer may compare them."""
     messages = [message for message in sample.get("messages") or () if message.get("role") in ("system", "user")]
     return repr([sample.get("system"), sample.get("problem"), sample.get("prompt"), messages])
 

@@ -31,7 +31,7 @@ VERSION = 2
 """Version of experiment.json. Version 1 had `loss` instead of `objective`, and no version."""
 
 ID = "id"
-"""Key of the unique run id, in experiment.json and in `run` of each checkpoint."""
+"""Key of the unique run id, in experiment.json and in each checkpoint's `run`."""
 
 LOG_RATIO = "log_ratio"
 """Attribute of objectives whose scores are log ratios to a reference, and its key in experiment.json."""
@@ -57,7 +57,7 @@ class DataConfig:
     window: trees that are packed together. A larger window pads less but starts later. If a row holds one chain
         (`Implementation.chain_rows`), it only costs memory: a few trees are enough.
     streams: a micro-batch has this many blocks, each packed by itself, so that a host packs only its own. Like the
-        seed, it determines the data order. 0: one per process at the start of the run, or the next smaller divisor of
+        seed, it determines the data order. 0: one per process when the run starts, or the next smaller divisor of
         micro_rows; the run keeps that number.
     cache: local folder for token trees, so that records are tokenised once; empty for no cache. Shards of tokens in a
         bucket (`jprm tokenise`) are copied to it, by default to ~/.cache/jprm/tokens.
@@ -65,11 +65,11 @@ class DataConfig:
     mixture: one weight per entry of `train`; records are sampled by weight and repeat as needed, e.g. (2, 1). Empty:
         every record once per epoch.
     supervise: `step`: every labelled step (a PRM). `outcome`: the ends of chains with known outcome (an ORM).
-        `outcome_steps`, `outcome_tokens`: that outcome at every step or token of the chain, as in Lightman et al. and
+        `outcome_steps`, `outcome_tokens`: that outcome at the chain's every step or token, as in Lightman et al. and
         Cobbe et al.; a shared prefix gets the mean over its chains. `token`: every step token and the end of chain (a
         policy, with the language head).
     too_long: if a chain exceeds a row, raise an `error` or `truncate` it and count the lost steps.
-    siblings: cut a tree that exceeds a row so that the fewest pairs of labelled alternatives are separated.
+    siblings: cut a tree longer than a row so that the cut separates the fewest pairs of labelled alternatives.
     extras: node keys of tree records. Objectives receive their numbers as `Rows.extras`, NaN if a node lacks the key.
     weight: node key whose number multiplies the weight of the node's label, e.g. `rollouts` for Monte Carlo labels.
         Nodes without it keep their weight. Empty: all labels weigh 1.
@@ -123,15 +123,16 @@ class Experiment:
     base_dtype: storage type of the frozen base while only adapters or the head are trained. If it is smaller than
         float32, checkpoints omit the base, and the run rereads it from `base`. Matrices are then dequantised, and
         adapters added, layer by layer, so model.remat must be `full` or `attention`.
-    new_parameters: pattern of decoder parameters that `base` lacks and that start at random, e.g. of an added layer.
+    new_parameters: pattern of decoder parameters missing in `base`, which start at random, e.g. of an added layer.
         Other missing parameters are an error.
-    reference: a second, frozen model of the same shape for the objective, in any form of `base`; empty for none.
-        Checkpoints omit it. With data.extras=("reference",) it is not loaded: the data contain its log-probabilities.
+    reference: a second, frozen model of the same shape for the objective, in any form accepted for `base`; empty for
+        none. Checkpoints omit it. With data.extras=("reference",) it is not loaded: the data contain its
+        log-probabilities.
     reference_dtype: storage type of the reference. If it equals `base`, in path and type, adapters share the base's
         decoder.
     tokenizer: a file or a folder.
-    stall_action: action of the watchdog: `report` the process that the others wait for, or also `abort` each process
-        that makes no step, so that its launcher restarts it.
+    stall_action: action of the watchdog: `report` the process holding up the others, or also `abort` each process stuck
+        at a step, so that its launcher restarts it.
     trackers: further sinks for metrics beside `metrics.jsonl`: names in `jprm.train.callbacks.TRACKERS`, or
         `module:NAME`.
     """
@@ -211,7 +212,7 @@ class Experiment:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class ObjectiveConfig:
-    """The part of an experiment that an objective sees; equal for all runs of a sweep over e.g. learning rates."""
+    """The experiment as seen by an objective; equal for all runs of a sweep over e.g. learning rates."""
 
     model: ModelConfig
     target: TargetConfig
@@ -391,7 +392,7 @@ class OptimizerConfig:
 
     @property
     def chosen_patterns(self) -> list[tuple[str, str]]:
-        """(field, pattern) of all patterns that the user set; each must match a parameter."""
+        """(field, pattern) for each pattern set by the user; each must match a parameter."""
         patterns = [("no_decay", self.no_decay)] if self.no_decay not in ("", OptimizerConfig.no_decay) else []
         return patterns + [("rate_factors", pattern) for pattern, _ in self.rate_factors]
 
@@ -408,22 +409,21 @@ class TargetConfig:
     labels: semantics of the labels, which must equal those of the trees, and of the model's scores, which determine
         their aggregation (`jprm.score.aggregate.DEFAULT_RULE`). `rating`: a judgement in {-1, 0, 1}. `correctness`: the
         probability in [0, 1] that the step is correct. `value`: the probability that the chain will end correctly.
-    neutral: target of a rating of 0: `positive` (Lightman et al.), `negative` (TRL's script), `third` (a separate
+    neutral: target for a rating of 0: `positive` (Lightman et al.), `negative` (TRL's script), `third` (a separate
         class, for the ternary head) or `drop` (weight 0). For other labels it must be `none`.
     after_error: `keep` or `mask` (weight 0) the steps after an earlier error on their own path. With neutral=negative,
         a neutral step counts as an error. The incorrect step itself keeps its weight, as do its alternatives and their
         continuations. Paths are compared by tokens, not nodes. Alternatives with equal text end at the same token: each
-        keeps its label and weight, and an error in one masks the continuations of all. A step that begins with all
-        tokens of an incorrect alternative counts as its continuation; if steps end with newlines, only a step of
-        several lines can.
-    soft: transform of a probability. With v the value of a step and u of the step before it:
+        keeps its label and weight, and an error in one masks the continuations of all. A step starting with all tokens
+        of an incorrect alternative counts as its continuation; if steps end with newlines, only a step of several lines
+        can.
+    soft: transform of a probability. With v the step's value and u the previous step's:
         `soft`: v itself. `hard`: 1 if v > `threshold`, else 0 (with threshold 0, Math-Shepherd's estimate). `entropy`:
             log(1 - v + v e^eta) / eta, the reward of rollouts under entropy regularisation (ER-PRM, Zhang et al. 2024,
             arXiv 2412.11006). `relative`: 1 if v >= `threshold` u and v > 0, else 0 (GenPRM, Zhao et al. 2025, arXiv
-            2504.00891). `progress`: (1 + v - u) / 2, the advantage v - u on the scale of a probability, so that
-            `squared_error` regresses 2 p - 1 on it (PAV, Setlur et al. 2024, arXiv 2410.08146). The last three need
-            labels="value". `relative` and `progress` skip steps whose u is unknown: first steps, and steps after an
-            unlabelled one.
+            2504.00891). `progress`: (1 + v - u) / 2, the advantage v - u scaled to a probability, so `squared_error`
+            regresses 2 p - 1 on it (PAV, Setlur et al. 2024, arXiv 2410.08146). The last three need labels="value".
+            `relative` and `progress` skip steps whose u is unknown: first steps, and steps after an unlabelled one.
     threshold: for `hard` and `relative`.
     eta: for `entropy`; it approaches `soft` towards 0, and `hard` towards infinity.
     smoothing: a target t becomes (1 - smoothing) t + smoothing / 2.

@@ -45,7 +45,7 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
 
     Args:
       where: name of the field, for errors, e.g. `data.rows`.
-      like: instance of the dataclass `kind` that provides the omitted fields.
+      like: instance of the dataclass `kind`, for the omitted fields.
 
     Raises:
       OptionError: a field is unknown, missing or of the wrong type.
@@ -170,7 +170,7 @@ def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
 
 
 class ForeignCode(ValueError):
-    """A name that came with a folder would import code from that folder."""
+    """A name that came with a folder would import the folder's code."""
 
 
 class MissingPart(ValueError):

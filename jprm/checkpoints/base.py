@@ -132,4 +132,4 @@ MODULES = {
 
 FREE = ("head", "head_hidden", "steps", "dtype", "remat", "product_layers", "attention", "attention_block",
         "tied_embeddings", "logit_softcap")  # fmt: skip
-"""Fields of `ModelConfig` that may differ without changing the meaning of the decoder's parameters."""
+"""`ModelConfig` fields that may differ without changing the meaning of the decoder's parameters."""

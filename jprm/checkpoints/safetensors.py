@@ -21,7 +21,7 @@ from jprm.io.storage import Place, sha256_of
 FILE, INDEX, SUMS = "model.safetensors", "model.safetensors.index.json", "SHA256SUMS"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TYPES = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
-"""Supported types. The 8 and 4-bit floats of quantised checkpoints need scales that the header does not name."""
+"""Supported types. Quantised checkpoints' 8 and 4-bit floats need scales, which the header does not name."""
 
 AGAIN = "Download it again"
 

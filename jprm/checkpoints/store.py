@@ -114,7 +114,7 @@ def saved(workdir: Place) -> bool:
 
 
 def abstract(tree: Any) -> Any:
-    """Returns the shapes, types and shardings of a tree of arrays, for Orbax to restore into."""
+    """Returns each array's shape, type and sharding in a tree, for Orbax to restore into."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
@@ -338,7 +338,7 @@ def committed(remote: Remote) -> list[int]:
 class Staged:
     """Checkpoints that are saved to local disk and uploaded in the background.
 
-    Has the attributes of Orbax's Checkpointer that runs use. While open, the disk holds the newest checkpoint and the
+    Has the Orbax Checkpointer's attributes as used by runs. While open, the disk holds the newest checkpoint and the
     one being saved.
     """
 
@@ -429,7 +429,7 @@ def _sums_of(x: jax.Array) -> list[int]:
 
 @jax.jit
 def _sums(x: jax.Array) -> jax.Array:
-    """Returns two sums of an array's bits modulo 2^32, one of scrambled bits. Exact in any order of addition."""
+    """Returns an array's sum of bits modulo 2^32, plain and scrambled. Exact in any order of addition."""
     kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
     mixed = (bits ^ (bits >> 15)) * jnp.uint32(2654435761)

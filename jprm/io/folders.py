@@ -116,7 +116,7 @@ def is_whole(out: Place) -> bool:
 
 
 def tidy(out: str | os.PathLike) -> None:
-    """Removes leftovers of a `whole_folder` that was killed after it had renamed the folder."""
+    """Removes leftovers of a `whole_folder` killed after renaming the folder."""
     if is_remote(out):  # nothing is left beside it
         return
     work = pathlib.Path(partial_of(out))
@@ -148,11 +148,11 @@ def made_once(place: pathlib.Path, make: Callable[[pathlib.Path], None]) -> path
 def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Path:
     """Returns a local path unchanged; for a bucket path, a local copy of the object or of the folder's direct files.
 
-    Copies are kept in ~/.cache/jprm/buckets under a digest of the objects' sizes and versions, so that changed objects
-    are copied again. They may be deleted while no command uses them.
+    Copies are kept in ~/.cache/jprm/buckets under a digest of the objects' sizes and versions, so changed objects are
+    copied again. They may be deleted while no command uses them.
 
     Args:
-      names: files of the folder that are needed; () for all.
+      names: needed files in the folder; () for all.
 
     Raises:
       FileNotFoundError: the path does not exist.
@@ -359,7 +359,7 @@ class DiskLock(FolderLock):
             return _holder(file).get("nonce") == self._me["nonce"]
 
     def _write(self, beat: int) -> None:
-        """Overwrites the file with the same length in a single write, so that readers never see half of it."""
+        """Overwrites the file with the same length in a single write, so readers never see half a file."""
         assert self._file is not None
         os.ftruncate(self._file.fileno(), 512)
         os.pwrite(self._file.fileno(), json.dumps(self._me | {"beat": beat}).encode().ljust(512), 0)

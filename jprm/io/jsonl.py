@@ -29,7 +29,7 @@ _REFUSED = (
     ((b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00", b"BZh", b"PK\x03\x04"), "is compressed (zstd, xz, bzip2 or ZIP): unpack it"
      " first. Of compressed files, gzip's are read"),
 )  # fmt: skip
-"""First bytes of files that are not JSON Lines, with the error message."""
+"""First bytes of other file formats, with the error message."""
 
 
 class RecordError(ValueError):

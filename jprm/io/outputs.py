@@ -1,7 +1,7 @@
-"""Outputs that are written incrementally, so that the same command continues a stopped one.
+"""Incrementally written outputs, so that the same command continues a stopped one.
 
 Beside OUTPUT are OUTPUT.part, until it is complete, and OUTPUT.info.json, which stays. The latter holds the request:
-everything that the output depends on, with digests of settings and user code.
+everything the output depends on, with digests of settings and user code.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) 
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns the names of differing entries of two requests, nested as `PART.NAME`; [] if they are equal."""
+    """Returns the names of entries differing between two requests, nested as `PART.NAME`; [] if they are equal."""
     names = []
     for name in {**now, **before}:
         old, new = before.get(name), now.get(name)
@@ -199,11 +199,11 @@ LIBRARIES = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name i
 
 
 def digest(value: Any) -> str:
-    """Returns 16 hex digits that differ between values that would give different results.
+    """Returns 16 hex digits, different for values with different results.
 
     A value is any part of a model or command: settings, containers, dataclasses, functions or classes. A user's
-    function is represented by the text of its file and of the user's files that it imports. jprm's own functions count
-    only by name, so that results outlive a release.
+    function is represented by the text of its file and the user's files imported there. jprm's own functions count only
+    by name, so that results outlive a release.
 
     Tokenizers count by type: `jprm.methods.jobs.score` adds their files.
     """
@@ -289,7 +289,7 @@ class _Walk:
         return [self._named(type(value)), self.as_json(kept)]
 
     def _named(self, part: Any) -> Any:
-        """Returns the name of a function or class, with the code of the user's file that defines it."""
+        """Returns a function's or class's name, with the code of the defining file if it is the user's."""
         name = getattr(part, "__module__", None) or ""
         scope = getattr(part, "__globals__", None)
         module = sys.modules.get(name)

@@ -1,6 +1,6 @@
-"""Shards of a file: N runs of one command on disjoint records, and the checked merge of their outputs.
+"""Shards of a file: N runs of one command on disjoint records, and their outputs' checked merge.
 
-A shard is an ordinary run. Its input is a file of its records (OUT.00003-of-00016.input) and its output is
+A shard is an ordinary run. Its input is a file with its records (OUT.00003-of-00016.input) and its output is
 OUT.00003-of-00016, so it continues, refuses and locks like any other run. A finished shard has a manifest
 (OUT.00003-of-00016.manifest.json) with its request, counts and cost. `merge` checks the manifests against each other
 and the input, and writes one file in input order.
@@ -47,7 +47,7 @@ _NAME = re.compile(r"(.+)\.(\d{5,})-of-(\d{5,})")
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """Part `index` (from 0) of `count` parts of a file."""
+    """Part `index` (from 0) of a file's `count` parts."""
 
     index: int
     count: int
@@ -128,7 +128,7 @@ def write_manifest(
 
 @dataclasses.dataclass(frozen=True)
 class Merged:
-    """The file of a merge, and the summed counts and costs of its shards."""
+    """The merged file, and its shards' summed counts and costs."""
 
     path: Place
     shards: int
@@ -146,9 +146,9 @@ def merge(
     lines: Callable[[Place], Iterator[bytes]] | None = None,
     input: str | os.PathLike | None = None,
 ) -> Merged:
-    """Joins the outputs of all shards into one file, in the order of the divided input.
+    """Joins all shards' outputs into one file, in the divided input's order.
 
-    The file gets the request of an undivided run, so that the command without `--shard` accepts it.
+    The file gets an undivided run's request, so the command without `--shard` accepts it.
 
     Args:
       paths: outputs of the shards; other files that match `OUT.*` are ignored.

@@ -14,7 +14,7 @@ one record per labelling."""
 
 
 Written = Literal["positive", "unlabelled"]
-"""Label of a step that an annotator wrote, which has no rating; as in the PRM800K reader."""
+"""Label of an annotator's own step, which has no rating; as in the PRM800K reader."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,14 +23,14 @@ class StudyConfig:
 
     Attributes:
       annotators: Names of the annotators: letters, digits, dots, dashes and underscores. Later calls may add more.
-      double_fraction: Fraction of tasks (chains or trees) that two annotators label.
-      gold_fraction: Fraction of an annotator's tasks that have known labels.
-      repeat_fraction: Fraction of an annotator's tasks that are repeated.
+      double_fraction: Fraction of tasks (chains or trees) with two annotators.
+      gold_fraction: Fraction of tasks with known labels per annotator.
+      repeat_fraction: Fraction of repeated tasks per annotator.
       pass_screening: Minimum mean score over the screening tasks, from 0 to 1, to continue. A chain scores 1 if the
         annotator finds its first error; a tree scores the fraction of steps judged right (wrong or not wrong).
       anchored_fraction: Random fraction of an annotator's chains that show scores, to measure how far a model's opinion
         shifts ratings.
-      seed: Seed of the assignment of tasks.
+      seed: Seed of the task assignment.
     """
 
     annotators: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ()

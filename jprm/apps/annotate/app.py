@@ -1,7 +1,7 @@
 """The labelling server: the page, an annotator's next tasks, and events.
 
-Events are processed one at a time: checked, written to disk, applied, acknowledged. `shown` defines all data of a tree
-    that the page receives: never a label or its origin, and scores only in an anchoring study.
+Events are processed one at a time: checked, written to disk, applied, acknowledged. `shown` defines all tree data sent
+to the page: never a label or its origin, and scores only in an anchoring study.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
 
 
 def tool_texts(tree: ReasoningTree) -> list[tuple[str, str]]:
-    """Returns name and schema of each tool of a tree of messages."""
+    """Returns each tool's name and schema in a message tree."""
     schemas = [tool.get("function", tool) for tool in tree.tools]
     return [(schema["name"], json.dumps(schema, ensure_ascii=False, indent=1)) for schema in schemas]
 
@@ -255,7 +255,7 @@ FIELDS = {
     "write": ("text", "seconds"),
     "finish": ("reason", "seconds"),
 }
-"""Fields of each kind of event. A null step stands for the whole chain, or for no step."""
+"""Fields per kind of event. A null step stands for the whole chain, or for no step."""
 
 
 def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str, Any]:

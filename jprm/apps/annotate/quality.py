@@ -1,4 +1,4 @@
-"""Label quality of a study (agreement, gold and repeated tasks, drift, time), and export of the labels."""
+"""A study's label quality (agreement, gold and repeated tasks, drift, time), and label export."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
     """Returns each annotator's progress: `state`, and `minutes` since the last event (None before the first).
 
     States: `not begun`, `screening failed`, `done` (no open task), `stuck` (`STUCK_MINUTES`), else `working`. `on` is
-        the problem and step of the open task that was touched last.
+    the last touched problem and step in the open task.
     """
     state_of = {}
     for name in tasks.study.config.annotators:
@@ -110,7 +110,7 @@ def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict
 
 
 def _steps(pair: Sequence[Task]) -> list[list[int]]:
-    """Returns the ratings of every step that at least two annotators rated."""
+    """Returns the ratings of every step with at least two annotators."""
     ratings = [task.ratings for task in pair]
     rated = [[of_one[step] for of_one in ratings if step in of_one] for step in sorted(set().union(*ratings))]
     return [values for values in rated if len(values) > 1]
@@ -420,7 +420,7 @@ def _record(tree: ReasoningTree, labels: list[int | None], group: list[Task], an
 
 
 def _turns(tree: ReasoningTree, labels: Sequence[int | None], chosen: Collection[int]) -> list[Node]:
-    """Returns the nodes of a tree of messages with step labels, and `chosen` where a path had alternatives.
+    """Returns a message tree's nodes with step labels, and `chosen` if a path had alternatives.
 
     Other message data are kept, except earlier labels and scores.
     """

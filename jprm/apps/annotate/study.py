@@ -1,4 +1,4 @@
-"""A study: trees to label, annotators, tasks that measure label quality, and the file of events.
+"""A study: trees to label, annotators, quality-control tasks, and the event file.
 
 The labelled items are trees, from any record that jprm reads. A chain is a tree without alternatives. In trajectories,
 turns are labelled (`rated_tree`); the study keeps their messages. An event is appended to the file and synced to disk
@@ -151,9 +151,9 @@ def is_chain(tree: ReasoningTree) -> bool:
 
 
 def rated_tree(tree: ReasoningTree) -> ReasoningTree:
-    """Returns the part of a tree that is rated: for a tree of messages, its steps (with their role); else all.
+    """Returns the rated part of a tree: for a tree of messages, its steps (with their role); else all.
 
-    Step i is the node `tree.steps[i]` of the tree of messages.
+    Step i is the node `tree.steps[i]` in the message tree.
     """
     only = steps_only(tree)
     if only is tree:
@@ -281,10 +281,10 @@ def known_wrong(tree: ReasoningTree) -> dict[int, bool]:
 
 
 def alike(tree: ReasoningTree, labels: Mapping[int, bool], others: Mapping[int, bool]) -> float:
-    """Returns the agreement of two labellings of steps as wrong or not.
+    """Returns how far two labellings agree on which steps are wrong.
 
     For a chain: 1 if they have the same first error (or none), else 0. For a trajectory or a tree with alternatives:
-    the fraction of steps in both that agree; 0 if there is none.
+    the fraction of shared steps with equal labels; 0 if there is none.
     """
     if ends_at_error(tree):
         first = (

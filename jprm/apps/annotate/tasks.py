@@ -31,7 +31,7 @@ class Conflict(ValueError):
 
 
 class Act(NamedTuple):
-    """A rating of a step, or (if `rating` is None) the choice of a rated step. `chosen`: the path continues from it."""
+    """A step's rating, or (if `rating` is None) the choice of a rated step. `chosen`: the path continues from it."""
 
     step: int
     rating: int | None
@@ -205,7 +205,7 @@ class Tasks:
         return task.rated * alike(tree, task.wrong, known_wrong(tree))
 
     def screening(self, annotator: str) -> dict[str, Any]:
-        """Returns the number of screening tasks, of done ones and of right ones, and `passed`.
+        """Counts the screening tasks, the done and the right ones, and returns them with `passed`.
 
         `passed` is None until all are done.
         """
@@ -235,7 +235,7 @@ class Tasks:
         return next((("work", i, False) for i in left if self._open(i, now)), None)
 
     def _left(self, opened: list[Task], pool: str) -> Iterator[int]:
-        """Yields the trees of a pool that the annotator has not seen."""
+        """Yields a pool's trees that are new to the annotator."""
         seen = {task.index for task in opened if task.pool == pool}
         return (i for i in range(len(self.study.trees[pool])) if i not in seen)
 

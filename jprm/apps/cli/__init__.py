@@ -115,7 +115,7 @@ def prepare(
         sha256: Trusted checksums, for downloads whose checksum jprm does not know.
         on_error: Stop at the first bad record, or skip bad records and write them beside the output.
         overwrite: Replace the data set in DIR.
-        duplicates: `drop` leaves out and counts records that repeat the problem and steps of an earlier record.
+        duplicates: `drop` leaves out and counts records with an earlier record's problem and steps.
         near: With --exclude or --duplicates drop, also match texts whose five-word shingles have at least this Jaccard
             similarity, e.g. 0.8. Needs the extra `near`.
         split: Split by problem, e.g. held_out=0.1 writes a tenth of the problems to DIR/held_out and the rest to
@@ -268,7 +268,7 @@ def score(
         calibrated: Map scores to probabilities by the map from `jprm eval calibration --store`.
         by: Use another named output of the model as the score, e.g. a classifier label or `low`.
         distributed: Run as one of several processes, as in `jprm train`. Each scores a part on its own devices, which
-            must hold the whole model. The output equals that of one process.
+            must hold the whole model. The output equals a single process's.
     """
     from jprm import multihost
     from jprm.io.outputs import check_input, check_output

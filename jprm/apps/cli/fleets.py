@@ -163,7 +163,7 @@ def _run_shard(
 
 
 def _lines(source: Place) -> Iterator[bytes]:
-    """Yields the records of a file (or of a prepared folder, given by its report), each with one line end."""
+    """Yields the records in a file (or in a prepared folder, given by its report), each with one line end."""
     path = source.parent if source.name == REPORT else source
     return (line.rstrip(b"\r\n") + b"\n" for _, line in read_lines(path))
 

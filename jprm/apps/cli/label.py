@@ -230,7 +230,7 @@ def label_reference(
     dtype: Annotated[Dtype, one_of(Dtype)] = "float32",
     how: Divided = UNDIVIDED,
 ) -> None:
-    """Store the log-probabilities of a frozen language model, so that `implicit` training need not compute them.
+    """Store a frozen language model's log-probabilities, so `implicit` training need not compute them.
 
     Train on the output with `--set reference=MODEL 'data.extras=["reference"]'`. Rerun to continue a stopped command.
 
@@ -238,7 +238,7 @@ def label_reference(
       jprm label reference --model SmolLM2.gguf --input pools.jsonl --output with_reference.jsonl
 
     Args:
-        model: Reference model, in any form that the `reference` of an experiment takes.
+        model: Reference model, in any form accepted by an experiment's `reference`.
         input: Chains, pools or trees, one per line.
         output: The records as trees, with a number under `reference` in every node.
         dtype: Storage type of its parameters.
@@ -312,7 +312,7 @@ def label_consensus(
             source recognises errors and correct steps, and pools them.
         gold: For `dawid_skene`: a few labels that are known to be right. They correct sources that are lenient about
             the same steps.
-        report: File for the reliability of each source that `dawid_skene` estimates, with intervals.
+        report: File for each source's reliability as estimated by `dawid_skene`, with intervals.
         threshold: Labels of the input below this are errors. Default: 0.5 for correctness, 0 for ratings; for values, a
             step is an error if no rollout is correct.
         other_threshold: The threshold for the other sources.
@@ -450,7 +450,7 @@ def annotate_export(
         disagreements: If two annotators differ: `cut` drops the labels from the first such step on; `each` writes the
             record once per annotator.
         without: Annotators whose labels are ignored.
-        written: Label of steps that annotators wrote. Required if there are any.
+        written: Label for steps written by annotators. Required if there are any.
     """
     from jprm.apps.annotate.quality import export
 

@@ -62,7 +62,7 @@ def table(
       jprm table results runs --over seed data.seed --latex > table.tex
 
     Args:
-        folder: Folders of `jprm eval suite` or `jprm train`, or folders that contain them. The first folder's group is
+        folder: Folders from `jprm eval suite` or `jprm train`, or folders containing them. The first folder's group is
             the baseline.
         over: Fields in which the runs of one group may differ.
         csv: Print all figures with all digits, one per line.
@@ -156,7 +156,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 def grid(settings: Sequence[str]) -> dict[str, Point]:
-    """Returns the assignments of each run of a grid, by folder name.
+    """Returns the assignments for each run in a grid, by folder name.
 
     A setting is `a.b=value` or `a.b=value,value,...`; commas within brackets or double quotes do not separate values. A
     folder name joins the settings that vary, e.g. `seed=0,steps=20`.
@@ -231,7 +231,7 @@ def run_grid(
 
 
 def finished(folder: Place, experiment: Experiment) -> bool:
-    """Returns whether the folder holds a run of exactly this experiment that reached its last step."""
+    """Returns whether the folder holds a finished run of exactly this experiment."""
     from jprm.experiment import RUN, read
 
     result = folder / "result.json"

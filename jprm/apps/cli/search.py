@@ -1,8 +1,8 @@
 """`jprm sample`: samples chains for each problem. `jprm search`: finds one chain, guided by step scores.
 
 Each method in `jprm.methods.search.growing_tree` is a command, and so is the user's own (`module:NAME` or
-`FILE.py:NAME`). Its options are the fields of its config and of `SearchOptions`. `jprm fuse` fits verifiers that
-combine several sources of evidence.
+`FILE.py:NAME`). Its options are the fields of its config and of `SearchOptions`. `jprm fuse` fits verifiers to several
+sources of evidence.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class SearchOptions:
     """
     Attributes:
       policy: A run or Hugging Face folder, a GGUF file, or a JSON file with a server's `url` and `model`.
-      model: Folder of the model that scores steps. Give either --model or --judge; `best-of-n --choose majority` needs
+      model: Folder of the step-scoring model. Give either --model or --judge; `best-of-n --choose majority` needs
         neither.
       judge: JSON file of a judge, as for `jprm score`. The output stores critiques and cost under `judge`.
       reference: A smaller language model; scores are log ratios to it, as in `jprm score`.
@@ -261,7 +261,7 @@ def fit(
         sources: arithmetic, numbers, form and pool read only text. stored and logprob read step scores and
             log-probabilities in the records. prm=DIR and judge=P.json score with a model. verdicts=python, verdicts=coq
             and tests execute the chain. module:NAME or FILE.py:NAME is your own source.
-        seed: Seed of the resampling that simulates stronger held-out policies.
+        seed: Seed for resampling, which simulates stronger held-out policies.
     """
     from jprm.io.outputs import check_input
     from jprm.methods.evidence import sources as evidence

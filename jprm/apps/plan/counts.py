@@ -91,7 +91,7 @@ def library_product_flops(where: Computation, call: Instruction) -> float:
 
 
 def _pairs_along(size: int, window: int, outputs: int, stride: int, low: int, lhs_dilate: int, rhs_dilate: int) -> int:
-    """Counts, along one axis of a convolution, the (output, window position) pairs that meet an input element.
+    """Counts, along one convolution axis, the (output, window position) pairs with an input element.
 
     Other pairs fall on padding or on the zeros of dilation, and are not multiplied.
     """
@@ -184,7 +184,7 @@ CARRIED = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collecti
 
 
 def _read(module: Module, where: Computation, value: Instruction) -> float:
-    """Returns the bytes that a fusion reads of an inner value: only slices, if it has no other users.
+    """Returns the bytes a fusion reads from an inner value: only slices, if it has no other users.
 
     Fusions are nested: a product's fusion calls the fusion that slices its operand.
     """
@@ -232,7 +232,7 @@ NETWORK = {
     "ALL_GATHER": "all-gather", "ALL_REDUCE": "all-reduce", "REDUCE_SCATTER": "reduce-scatter",
     "ALL_TO_ALL": "all-to-all", "ONE_TO_ONE": "collective-permute",
 }  # fmt: skip
-"""Values of the attribute TRANSFER of a `send` between slices."""
+"""Values of the TRANSFER attribute on a `send` between slices."""
 
 PSUM = '_xla_host_transfer_rendezvous="psum'
 """Marks sums of gradients between slices. The compiler's own sums are all-reduces."""
@@ -241,7 +241,7 @@ TILE = 1024
 """XLA rounds packed arrays up to a multiple of this many elements."""
 
 SCATTER = "all-reduce-scatter"
-"""Name prefix of a fused reduce-scatter: a fusion of an all-reduce of a padded operand, and a slice."""
+"""Name prefix of a fused reduce-scatter: a fused all-reduce (with a padded operand) and slice."""
 
 SHARES = "shard_map/psum"
 """Name suffix of a gradient's sum over `data` (`jprm.model.mesh.gathered_weight`)."""
@@ -257,7 +257,7 @@ class Collective:
 
     moves: `weights` (gathered), `gradients` (summed and scattered), or `other`.
     network: between slices, else between chips of a slice.
-    in_layers: in a layer loop, or in an iteration that the compiler moved out of it.
+    in_layers: in a layer loop, or in an iteration moved outside by the compiler.
     """
 
     kind: str
@@ -393,11 +393,11 @@ def _packed(where: Computation, operand: Instruction) -> list[Array]:
 
 
 MOVED = ("collective-permute", "copy", "slice", "dynamic-slice", "async", "bitcast", "reshape", "get-tuple-element")
-"""Instructions, asynchronous or not, that return their operand or part of it."""
+"""Instructions, asynchronous or not, returning their operand or part of it."""
 
 
 def _summed(where: Computation, instruction: Instruction) -> bool:
-    """Whether it sends a padded part of a fused reduce-scatter's result, or of a sum between slices, to its owner."""
+    """Whether it sends its owner a padded part of a fused reduce-scatter's result or of a sum between slices."""
     if not instruction.operands:
         return False
     instruction = where.instructions[instruction.operands[0]]
@@ -408,7 +408,7 @@ def _summed(where: Computation, instruction: Instruction) -> bool:
 
 
 def nodes_of(collective: Instruction, node: int) -> int:
-    """Returns the number of nodes that the collective's first group spans; 1 if `node` is 0."""
+    """Counts the nodes spanned by the collective's first group; 1 if `node` is 0."""
     if not node or collective.opcode.startswith("collective-permute"):
         return 1
     return len({device // node for device in first_group(collective)})
@@ -493,7 +493,7 @@ class Bounds:
 
 
 def bounds(program: ProgramCounts, topology: Topology) -> Bounds:
-    """Divides the counts of one device by the published rates of its chip and links."""
+    """Divides one device's counts by the published rates of its chip and links."""
     chip = topology.chip
     share = 1 / chip.devices
     return Bounds(

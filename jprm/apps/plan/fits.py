@@ -1,4 +1,4 @@
-"""Table of models that fit on one card, by training method and row length, compiled for an H100 without running.
+"""Table of models fitting on one card, by training method and row length, compiled for an H100 without running.
 
 A cell's figure is the peak memory of XLA's program: weights, optimizer, gradients and temporaries for one row. For
 other cards, the figure is compared with the card's memory; their own compilation may differ.
@@ -46,7 +46,7 @@ CARDS = {"24 GB": 24_564 << 20, "48 GB": 46_068 << 20, "80 GB": 84_942_979_072, 
 """Bytes that the driver reports for an RTX 4090, L40S, H100 and H200."""
 
 USABLE = 0.92
-"""Fraction of a card that jax may use with XLA_CLIENT_MEM_FRACTION=0.92 (the default is 0.75)."""
+"""Fraction of a card's memory for jax with XLA_CLIENT_MEM_FRACTION=0.92 (the default is 0.75)."""
 
 TOKENS = (2048, 8192)
 

@@ -179,7 +179,7 @@ class UnknownTrips(ValueError):
 
 
 def trips(module: Module, computation: Computation, loop: Instruction) -> int:
-    """Returns the number of runs of a loop's body: from XLA's annotation, or from a counter with constant bounds and
+    """Returns how often a loop's body runs: from XLA's annotation, or from a counter with constant bounds and
     steps.
 
     A loop whose trips depend on the rows names a `jax.named_scope`, `expected_turns_N`: its trips if one chain fills a

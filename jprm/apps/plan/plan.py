@@ -111,11 +111,11 @@ def measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any
 
 
 RECORDS, SHARDS = 0.54e6, 6.6e6
-"""Tokens per second that one core of a 2-core machine packed (`experiments/bench/host_speed.py`)."""
+"""Tokens packed per second by one core of a 2-core machine (`experiments/bench/host_speed.py`)."""
 
 
 def expected(bound: float, topology: Topology) -> float | None:
-    """Returns the seconds at the fraction of peak that MaxText publishes for the chip; None if unknown."""
+    """Returns the seconds at MaxText's published fraction of peak for the chip; None if unknown."""
     return bound / topology.chip.reached if topology.chip.reached else None
 
 
@@ -125,7 +125,7 @@ def node(topology: Topology) -> int:
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
-    """Returns the sizes of a layer's parameters, and of MLP chunks, as gathered on one device."""
+    """Returns the sizes of a layer's parameters and MLP chunks, as gathered on one device."""
     sizes = set()
     for name, group in params["decoder"].items():
         for role, x in group.items() if name.startswith("layers_") else ():
@@ -289,7 +289,7 @@ def merit(plan: dict) -> tuple[bool, float]:
 
 
 def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
-    """Yields meshes that divide the model and its rows, with one row at a time per part of the batch.
+    """Yields meshes for the model and its rows, with one row at a time per batch part.
 
     tensor: up to 8; data: one or two weight replicas per slice; context and expert: as in the experiment.
     """
@@ -312,7 +312,7 @@ def remats(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
 
 
 def micro_rows(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
-    """Yields micro-batches from one row per device to all rows of an update, by factors of two."""
+    """Yields micro-batches from one row per device to all rows per update, by factors of two."""
     rows = experiment.mesh.data * experiment.mesh.fsdp * experiment.mesh.expert  # a mesh of `meshes` has no -1
     while rows <= experiment.data.rows:
         if experiment.data.rows % rows == 0:

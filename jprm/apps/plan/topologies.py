@@ -23,7 +23,7 @@ class Chip:
     allotted: HBM bytes available to a program: from libtpu's own errors, or a fraction of a GPU's memory.
     host: chips per host, if a slice has several hosts.
     rectangles: for slices of more than 16 chips, the compiler accepts only rectangular parts.
-    reached: fraction of `flops` that MaxText's training reaches, by its own published figures; 0 if unknown.
+    reached: fraction of `flops` reached in training by MaxText, by its own published figures; 0 if unknown.
     """
 
     flops: float  # bfloat16
@@ -132,7 +132,7 @@ def names() -> dict[str, list[str]]:
 
 
 def _shapes(chip: Chip) -> dict[int, str]:
-    """Returns the shapes of slices or nodes by number of chips."""
+    """Returns slice or node shapes by chip count."""
     if chip.backend == "gpu":
         return {count: str(count) for count in NODES}
     return CUBES if chip.cores_named else FLAT

@@ -73,7 +73,7 @@ def names_in(folder: str) -> list[str]:
 
 
 def around(tree: ReasoningTree) -> list[dict[str, Any]]:
-    """Returns the context that a page shows around each step; see `around` in chain.js.
+    """Returns the context shown on a page around each step; see `around` in chain.js.
 
     `before`: [role, text] of the messages since the previous turn, without the problem, which pages show above.
     `thoughts`: of the turn, at its first step. `calls`: names and arguments, at its last step.

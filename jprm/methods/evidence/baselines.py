@@ -43,7 +43,7 @@ def no_false_equation(trees: Sequence[ReasoningTree]) -> list[Chosen]:
 
 
 def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
-    """Doubts chains that use fewer of the problem's numbers than the other chains do."""
+    """Doubts chains using fewer of the problem's numbers than the other chains."""
     return _leaves("numbers", "used", 1.0, trees)
 
 
@@ -153,7 +153,7 @@ def of_place(depth: int, characters: int, so_far: int) -> tuple[float, ...]:
 def cross_fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Returns out-of-fold step scores of K records from logistic regressions on other problems.
+    """Returns out-of-fold step scores for K records from logistic regressions on other problems.
 
     classes: 1 for a right step, 0 for a wrong one, -1 without a label. One of the other folds chooses the
     regularisation. Returns None if a fold lacks a class, or either class has fewer than `FEWEST` steps.

@@ -53,8 +53,8 @@ FOLDS = 3
 POWERS = (0.25, 0.5, 1.0, 1.5, 2.0)
 VOTES = [Vote(*setting) for setting in itertools.product(POWERS, (0.0, 1.0, 2.0), (0.0, 2.0))]
 KEPT = (1.0, 0.4, 0.15)
-"""Fractions of incorrect chains that a left-out policy keeps. Below 1 it simulates stronger policies, since a trust
-that fits policies of one strength hurts stronger ones.
+"""Fractions of incorrect chains to keep for a left-out policy. Below 1 it simulates stronger policies, since a trust
+fitted to policies of one strength hurts stronger ones.
 """
 
 
@@ -82,7 +82,7 @@ def bucket(problem: str, n: int) -> int:
 def read_policy(
     path: str | os.PathLike, sources: Sequence[Source], keep: Callable[[str], bool] = lambda problem: True
 ) -> PolicyPools:
-    """Reads the pools of a file, and their evidence, for problems that satisfy `keep`.
+    """Reads a file's pools, and their evidence, for problems accepted by `keep`.
 
     Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown.
     """
@@ -154,7 +154,7 @@ def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"
 
 
 def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]:
-    """Returns the correctness of each pool's weighted vote minus that of its majority vote."""
+    """Returns each pool's weighted-vote correctness minus its majority-vote correctness."""
     power_P = vote.powers(*pool_signals(ranker, chains))
     weight_M = vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M])
     return vote_correct(chains, weight_M) - vote_correct(chains, np.ones(len(weight_M)))
@@ -177,11 +177,11 @@ def choose_vote(
     """Chooses the vote's trust in the evidence; returns it with its gains on each left-out policy.
 
     Each policy is left out in turn, and votes with a ranker fitted to the others, on problems that they were not
-    trained on, both as it is and made stronger (`KEPT`). A candidate of `VOTES` is safe if each of its gains is at
-    least minus its standard error. The best safe candidate has the highest mean gain on the unchanged policies. The
-    result is the least trusting candidate within one standard error of it, paired by problem: a difference that these
-    policies cannot show may hurt others. If no candidate is safe, the one with the highest lowest gain is taken. With a
-    single policy, the result is the default, which is cautious.
+    trained on, both as it is and made stronger (`KEPT`). A `VOTES` candidate is safe if each gain is at least minus its
+    standard error. The best safe candidate has the highest mean gain on the unchanged policies. The result is the least
+    trusting candidate within one standard error of it, paired by problem: a difference that these policies cannot show
+    may hurt others. If no candidate is safe, the one with the highest lowest gain is taken. With a single policy, the
+    result is the default, which is cautious.
     """
     if len(policies) < 2:
         return Vote(), []
@@ -255,7 +255,7 @@ def votes(names: Sequence[str]) -> bool:
 
 
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
-    """Returns the correctness of each pool's best chain (row 0) and of its vote (row 1)."""
+    """Returns whether each pool's best chain (row 0) and vote (row 1) are correct."""
     ranker, vote, chooses = verifier
     log_odds_M = ranker.log_odds(chains.x_MF)
     voted_P = vote_correct(
@@ -270,9 +270,9 @@ def choose_verifier(
     """Returns the best candidate's name, and each candidate's held-out accuracy by best of n and by vote.
 
     A fifth of the problems is held out at a time, and policies weigh the same. A single number, in the better of its
-    two uses, replaces the fused verifier if it beats the worse use of the fused one by a standard error; the margin is
-    there because the best of several numbers looks better than it is. If there are too few problems to hold out any,
-    the fused verifier is taken unchecked.
+    two uses, replaces the fused verifier if it beats that verifier's worse use by a standard error; the margin is there
+    because the best of several numbers looks better than it is. If there are too few problems to hold out any, the
+    fused verifier is taken unchecked.
     """
 
     def fold_of(problem: str) -> int:

@@ -40,7 +40,7 @@ class Chains(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """K pairs of a correct and an incorrect chain of one pool. The weights of each policy sum to 1 / policies."""
+    """K pairs of a correct and an incorrect chain from one pool. The weights of each policy sum to 1 / policies."""
 
     right_K: Int[np.ndarray, " K"]
     wrong_K: Int[np.ndarray, " K"]
@@ -95,7 +95,7 @@ def pair_loss(
 def answer_loss(
     w_F: Float[np.ndarray, " F"], x_MF: Float[np.ndarray, "M F"], chains: Chains, strength: float = 0.0
 ) -> tuple[float, Float[np.ndarray, " F"]]:
-    """Returns the mean over pools of -log(correct answer's share of exp(s)) + strength |w|^2 / 2, and its gradient.
+    """Returns the pools' mean -log(correct answer's share of exp(s)) + strength |w|^2 / 2, and its gradient.
 
     s = x w. Chains without an answer have no weight. Pools whose answers are all correct or all incorrect are left out.
     Pools of a policy weigh the same, and so do policies.

@@ -1,8 +1,8 @@
 """Sources of evidence: named numbers about every step and chain of a tree.
 
-A source maps each tree (`jprm.tree`) to an array (N, F). Row n describes the chain that ends with step n, so the row of
-the last step describes the whole chain. A row must not depend on later steps of its chain. NaN means no evidence.
-Sources are named as in `jprm fuse fit --sources`, e.g. `arithmetic`, `prm=out/run`:
+A source maps each tree (`jprm.tree`) to an array (N, F). Row n describes the chain up to step n, so the last row
+describes the whole chain. A row must not depend on later steps of its chain. NaN means no evidence. Sources are named
+as in `jprm fuse fit --sources`, e.g. `arithmetic`, `prm=out/run`:
 
     arithmetic numbers form pool          text only
     stored logprob                        stored step scores; the policy's log-probability
@@ -56,7 +56,7 @@ class Source:
 
 
 def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
-    """Builds a `read` from a function of (problem, steps) that returns one row of numbers per step."""
+    """Builds a `read` from a function of (problem, steps), which must return one row of numbers per step."""
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
         cached = functools.lru_cache(maxsize=256)(rows)  # samples of a pool repeat each other
@@ -85,7 +85,7 @@ def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def labels_of(steps: Sequence[str]) -> list[int | None]:
-    """Returns each step's arithmetic label, also checked against earlier values of the quantity that it names.
+    """Returns each step's arithmetic label, also checked against earlier values of the quantity named in the step.
 
     Instruct models write `x = 165 / 1.1` on one line and `x = 150` on the next; the second is checked against the
     first. This is too strict for step labels, since a name may change its meaning.
@@ -355,7 +355,7 @@ VERDICTS: dict[str, Callable[[], Source]] = {
     "coq": lambda: Source("verdicts=coq", VERDICT_NUMBERS, _verdicts("coq")),
     "tests": lambda: Source("verdicts=tests", ("passes",), _tests, needs="record"),
 }
-"""Sources that run a chain's content. The tests of `tests` must not be the ones that decide the outcome."""
+"""Sources that run a chain's content. The tests in `tests` must not decide the outcome."""
 
 DEFAULT = ("arithmetic", "numbers", "form", "pool")
 

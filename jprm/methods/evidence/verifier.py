@@ -41,8 +41,8 @@ MARGIN = 8.0
 class Vote:
     """How far a vote trusts the evidence: a chain's weight is its odds to the power of `powers`.
 
-    power (1 - s)^agreement / max(1, d)^distance, with s the share of the pool's commonest answer, and d the root mean
-    square of its standardised evidence (1 on the training chains). Neither needs labels. If the policy agrees with
+    power (1 - s)^agreement / max(1, d)^distance, with s the share of the pool's commonest answer, and d its
+    standardised evidence's root mean square (1 on the training chains). Neither needs labels. If the policy agrees with
     itself, or writes unlike the training policies, the vote moves toward the majority vote.
     """
 
@@ -77,8 +77,8 @@ class FusedVerifier:
     A step's score is the probability that the chain would be correct if it ended there (semantics `value`), so a
     chain's score is its last step's. The output `vote` is the chain's weight in its pool's vote.
 
-    If `chooses` is "answers", the last step of a pool's chain scores its answer's share of these weights, so best of n
-    and the vote choose the same answer.
+    If `chooses` is "answers", a pool chain's last step scores its answer's share of these weights, so best of n and the
+    vote choose the same answer.
     """
 
     sources: tuple[Source, ...]

@@ -1,8 +1,8 @@
 """Block-quantised matrices, which are dequantised when their layer is computed.
 
 There are two sources: a GGUF file's blocks, kept byte for byte, and NF4, made here from any weights (QLoRA, Dettmers et
-    al. 2023, arXiv 2305.14314). A row of bytes belongs to one output of a matrix, and its blocks follow along the
-    inputs, as in files: (out, in). So a matrix is transposed after dequantisation.
+    al. 2023, arXiv 2305.14314). A row of bytes belongs to one matrix output, and its blocks follow along the inputs, as
+    in files: (out, in). So a matrix is transposed after dequantisation.
 
 Letters: R rows, N blocks per row, X bytes per block.
 """
@@ -141,7 +141,7 @@ class Blocks:
     """A block-quantised parameter, replicated on every device.
 
     data: bytes (..., R, N X). R is preceded by layers of a stack, and experts; for an embedding, R counts tokens.
-    which: if layers of a stack have different formats, the index into `formats` of each, (layers,). Rows are then
+    which: if a stack's layers have different formats, each layer's index into `formats`, (layers,). Rows are then
         padded to the largest format.
     shape: of one layer's matrix as the model uses it, (in..., out...); for an embedding, of one token's vector.
     """
@@ -203,8 +203,7 @@ def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
 
 
 def of_file(role: str, rows: Sequence[np.ndarray], formats: Sequence[str], shape: tuple[int, ...]) -> Blocks:
-    """Returns the blocks of a role's tensors in a file, one tensor per layer of the stack (a single one for the
-    embedding).
+    """Returns a role's tensor blocks in a file, one tensor per stacked layer (a single one for the embedding).
 
     Raises ValueError for an unknown format.
     """

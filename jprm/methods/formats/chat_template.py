@@ -65,7 +65,7 @@ _REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
 
 
 def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
-    """Returns the default chat template of a model's folder or GGUF file, and the texts of `ChatTemplate.tokens`.
+    """Returns the default chat template in a model's folder or GGUF file, and the texts for `ChatTemplate.tokens`.
 
     Raises FileNotFoundError or ValueError if it is absent, damaged or too long.
     """
@@ -279,7 +279,7 @@ def _prepare():
 
 
 def _shared(a: str, b: str) -> int:
-    """Returns the length of the common prefix of two texts."""
+    """Returns the length of two texts' common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

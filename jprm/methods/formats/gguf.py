@@ -373,7 +373,7 @@ class Tensor(NamedTuple):
 
 
 def _forget(data: np.ndarray) -> None:
-    """Releases the pages of a mapped file that were read, which would count as memory of this process."""
+    """Releases the read pages of a mapped file, which would count as this process's memory."""
     base: Any = data
     while isinstance(base, np.ndarray):
         base = base.base

@@ -53,7 +53,7 @@ FETCHED = re.compile(r"(?!consolidated)[^/]+\.safetensors|(?!.*\.bin\.index)[^/]
 """Top-level files that are downloaded. `consolidated` is a second copy in Mistral's format."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-"""Suffixes of weights that execute code when read, or that jprm cannot read."""
+"""Suffixes of weights that execute code when read, or are unreadable for jprm."""
 
 
 @functools.cache

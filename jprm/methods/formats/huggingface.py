@@ -1,8 +1,8 @@
 """Base models in Hugging Face folders: config.json beside safetensors files. No code from the folder is executed.
 
 Supports Llama (and SmolLM2), Mistral, Ministral 3, Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next and Qwen3.5 (text), OLMo 3,
-SmolLM3, Phi-3 and 4, Gemma 2 and Gemma 3 (of a multimodal Gemma 3, the text model). Each field of config.json that
-could change the numbers is supported or refused by name; an unknown field is an error.
+SmolLM3, Phi-3 and 4, Gemma 2 and Gemma 3 (of a multimodal Gemma 3, the text model). Each config.json field that could
+change the numbers is supported or refused by name; an unknown field is an error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _IDLE = re.compile(r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Frequencies saved by old versions of transformers; new ones, like jprm, compute them."""
 
 _IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.|language_model\.lm_head\.")
-"""Tensors of a multimodal Gemma 3 that text does not use, and its tied head."""
+"""A multimodal Gemma 3's tensors unused for text, and its tied head."""
 
 MULTIMODAL = "gemma3"
 TEXT_DEFAULTS = {
@@ -97,13 +97,13 @@ FIXED: dict[str, tuple] = {
     "cross_attention_hidden_size": (None,),
     "pruned_heads": (None, {}),
 }
-"""Fields that, if present, must have one of these values."""
+"""Fields and, if present, their supported values."""
 
 SIZES = {
     "vocab_size": "vocab_size", "hidden_size": "width", "intermediate_size": "mlp_width", "num_hidden_layers": "layers",
     "num_attention_heads": "heads", "num_key_value_heads": "kv_heads", "head_dim": "head_dim",
 }  # fmt: skip
-"""Fields of config.json and of `ModelConfig`; read here, and written by `jprm.methods.export`."""
+"""Fields in config.json and in `ModelConfig`; read here, and written by `jprm.methods.export`."""
 
 DELTANET = {
     "linear_num_key_heads": "key_heads", "linear_num_value_heads": "value_heads", "linear_key_head_dim": "key_dim",
@@ -196,8 +196,8 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
 def _has_own_head(folder: pathlib.Path, files: tuple[tuple[str, int], ...]) -> bool:
     """Returns whether the files have a language head that differs from the embedding. `files` are the cache key.
 
-    Such a head is used despite `tie_word_embeddings`, as in transformers 5: the field may be left over from the base of
-    a model that was trained untied.
+    Such a head is used despite `tie_word_embeddings`, as in transformers 5: the field may be left over from the base if
+    the model was trained untied.
     """
     file = Tensors(folder)
     head, embed = (next((x for x in file if x.endswith(name)), "") for name in (LANGUAGE_HEAD, NAMES["embed"]))
@@ -268,7 +268,7 @@ class Fused:
 
 
 def fusions(config: ModelConfig, phi: bool = False) -> list[Fused]:
-    """Returns the fused tensors of a layer in files of the model's family; `phi`: as in Phi-3."""
+    """Returns a layer's fused tensors in files of the model's family; `phi`: as in Phi-3."""
     rules = []
     H, heads, kv = config.head_dim, config.heads, config.kv_heads
     if phi:
@@ -409,7 +409,7 @@ class Fields:
         return self.fields.get(name) is not None
 
     def check(self, known: set[str], fixed: Mapping[str, tuple], remedy: str = "") -> None:
-        """Raises ValueError for an unknown field, or one that has none of its fixed values."""
+        """Raises ValueError for an unknown field, or a value outside the field's fixed ones."""
         for name, value in self.fields.items():
             if name not in known:
                 reason = f"({str(value)[:60]!r}) is not known to jprm; it might change scores"
@@ -544,7 +544,7 @@ def _rope_layers(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _mixers(fields: Fields, layers: int) -> tuple[str, ...]:
-    """Returns the mixer kind of each layer of a hybrid model."""
+    """Returns each layer's mixer kind in a hybrid model."""
     every, kinds = fields.count("full_attention_interval", 4), fields.fields.get("layer_types")
     names = {"linear_attention": "deltanet", "full_attention": "attention"}
     if kinds is None:

@@ -1,7 +1,7 @@
 """A LoRA in PEFT's format, merged into its base model tensor by tensor on reading (Hu et al. 2021).
 
 `adapter_config.json` lies beside `adapter_model.safetensors`; no code from the folder is executed. Such a folder may be
-given wherever a model's folder may. Each field of adapter_config.json that could change the numbers is supported or
+given wherever a model's folder may. Each adapter_config.json field that could change the numbers is supported or
 refused by name; an unknown field is an error.
 """
 
@@ -44,7 +44,7 @@ FIXED: dict[str, tuple] = {
     "monteclora_config": (None,), "arrow_config": (None,), "kasa_config": (None,),
     "ensure_weight_tying": (False, None),
 }  # fmt: skip
-"""Fields that, if present, must have one of these values."""
+"""Fields and, if present, their supported values."""
 
 HARMLESS = {
     # the tensors of the file say themselves which matrices of which layers have an adapter
@@ -79,7 +79,7 @@ class MergedTensors:
     vocabulary size.
 
     Raises:
-      ValueError, FileNotFoundError: the files are not a plain LoRA of that model. The message names file and field or
+      ValueError, FileNotFoundError: the files are not a plain LoRA for the model. The message names file and field or
       tensor.
     """
 
@@ -108,7 +108,7 @@ class MergedTensors:
         self.changes = {"vocab_size": self.shape(embed)[0]} if embed else {}
 
     def _of_base(self, name: str) -> str:
-        """Returns the model's name of a tensor, which may lack the prefix `model.` of PEFT's name."""
+        """Returns a tensor's name in the model, which may lack the prefix `model.` in PEFT's name."""
         plain = name.removeprefix("model.")
         return plain if name not in self._base and plain in self._base else name
 

@@ -37,7 +37,7 @@ def causal_lm(
 ) -> None:  # fmt: skip
     """Writes a policy as a folder for transformers, vLLM and SGLang: tensors, config.json and tokenizer.
 
-    Adapters must be merged. `tied_head` also writes a head that equals the embedding, for servers that exchange their
+    Adapters must be merged. `tied_head` also writes a head equal to the embedding, for servers that exchange their
     parameters. Raises ValueError, naming the field, if no class of transformers supports the model.
     """
     family, fields = decoder_json(str(folder), config, tokenizer, positions, dtype)
@@ -66,7 +66,7 @@ def head_tensor(params: Mapping[str, Any], config: ModelConfig) -> Tensor:
 def decoder_json(
     name: str, c: ModelConfig, tokenizer: Tokenizer, positions: int, dtype: FileDtype
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the model's family in transformers, and the fields of config.json that all tasks share.
+    """Returns the model's family in transformers, and the config.json fields shared by all tasks.
 
     RoPE is written as in transformers 4, which transformers 5 and vLLM also read. Raises ValueError, beginning with
     `name`, with the field that the family cannot express.
@@ -129,7 +129,7 @@ def _family(name: str, c: ModelConfig) -> str:
 
 
 def _of_2026(c: ModelConfig, family: str) -> dict[str, Any]:
-    """Returns the fields that the families of 2026 add to Llama's."""
+    """Returns the fields added to Llama's by the 2026 families."""
     fields: dict[str, Any] = {}
     rope = {"rope_theta": c.rope_theta} | (_rope_json(c) or {"rope_type": "default"})
     if family == "olmo3":

@@ -1,4 +1,4 @@
-"""`Comparison`: a judge that compares the samples of a pool with each other; same interface as `Judge`.
+"""`Comparison`: a judge comparing a pool's samples with each other; same interface as `Judge`.
 
 `pairwise` is a tournament: the judge sees two samples and names the better one, in both orders, because judges prefer a
 position. If one order cannot be read, the pair is ignored. A sample's score is its mean probability of winning. Each
@@ -56,7 +56,7 @@ PROMPTS: dict[Compares, JudgePrompt] = {
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(ByCritiques):
-    """Compares the samples of pools, or the leaves of trees."""
+    """Compares pool samples, or tree leaves."""
 
     policy: Policy
     compares: Compares

@@ -47,7 +47,7 @@ class JudgePrompt:
       step: format of a step in {steps}: {step} with {number} (from 1) or {index} (from 0), e.g. `Step {number}:
         {step}`.
       separator: text between steps. If it contains {critique} (and optionally {number}, of the step before it), the
-        question is a conversation that includes the first critique of every earlier step.
+        question is a conversation with the first critique of every earlier step.
       verdict: regular expression with one group, around the verdict.
       correct, incorrect: verdict words, in any case; unused for `first_error` and scales.
       scale: if not 0, the verdict is a whole number from 1 to this; at most 9, so that it is a single token. A
@@ -468,7 +468,7 @@ Tokens = Sequence[tuple[str, LogProb]]
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
     """Returns the probability that the step is correct, from the verdict's token; None if no token matches.
 
-    With p the probability of the token that begins the verdict: p, or 1 - p if the verdict is `incorrect`. `tokens`
+    With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`. `tokens`
     cover the text from `start` on.
     """
     if verdict.start is None:
@@ -485,7 +485,7 @@ def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0)
 
 
 def _token_at(at: int, text: str, tokens: Tokens, start: int) -> tuple[int, str]:
-    """Returns the index of the token that contains position `at`, and the part of its text before that position.
+    """Returns the index of the token around position `at`, and its text before that position.
 
     The index is len(tokens) if no token does. White space is ignored, because some tokenizers drop it.
     """

@@ -1,4 +1,4 @@
-"""`Judge`: a policy that writes critiques, with the interface of a PRM. `Rubric`: one judge per criterion.
+"""`Judge`: a critique-writing policy with a PRM's interface. `Rubric`: one judge per criterion.
 
 judge = load_judge("judge.json")
 judge.score(problem, steps)          # one score per step, NaN if no critique could be read
@@ -56,7 +56,7 @@ class ByCritiques:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything that the scores depend on, for the request of a scored file."""
+        """Everything the scores depend on, for a scored file's request."""
         return {"judge": self.name, "samples": self.samples, "seed": self.seed}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Judge(ByCritiques):
         return [paths[i] for i in tree.steps]
 
     def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
-        """Returns critiques of the given `paths` of each tree. Equal questions about a tree are asked once.
+        """Returns critiques for the given `paths` in each tree. Equal questions about a tree are asked once.
 
         A conversation needs the critiques of earlier steps, so it always covers all paths.
 
@@ -309,7 +309,7 @@ class Rubric(ByCritiques):
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 
     def joined(self, judgements: Mapping[str, Judgement]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Returns outputs and report of one tree from the judgements of each criterion."""
+        """Returns a tree's outputs and report from the judgements per criterion."""
         weights = {name: criterion.weight for name, criterion in self.criteria.items() if criterion.weight}
         total = sum(judgements[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
         score_N = np.asarray(total / sum(weights.values()), np.float32)

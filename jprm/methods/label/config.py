@@ -42,7 +42,7 @@ class Adaptive:
 
 @dataclasses.dataclass(frozen=True)
 class MonteCarloConfig:
-    """Monte Carlo values: the fraction of k completions of every prefix that end correctly.
+    """Monte Carlo values: the correct fraction of k completions per prefix.
 
     Rerun to continue a stopped command.
 
@@ -132,7 +132,7 @@ class OmegaConfig:
 class CritiqueConfig:
     """Critiques of labelled steps whose verdicts match the labels, to train a generative verifier on.
 
-    The judge writes its number of critiques for each question that has a label. The output has the question as the
+    The judge writes its number of critiques for each labelled question. The output has the question as the
     problem and the critique as the steps; train on it with `data.supervise="token"`, `model.head="language"` and
     `objective="next_token"`. Rerun to continue a stopped command.
 

@@ -27,10 +27,10 @@ FLOOR = 1e-10
 """Smallest probability in `p` and in confusion matrices, as in crowd-kit."""
 
 PRIOR = (4.0, 1.0)
-"""Standard deviations of the priors of a and b. The prior of a is wide, since the judges' leniency is unknown."""
+"""Prior standard deviations of a and b. The prior of a is wide, since the judges' leniency is unknown."""
 
 DOUBT = 1.0
-"""Pseudo-count of gold labels that agree with the corrected posterior, per judge and verdict (`matrices`)."""
+"""Pseudo-count of gold labels agreeing with the corrected posterior, per judge and verdict (`matrices`)."""
 
 MOST = 12.0
 """Log-odds are clipped to this before the correction (odds of 1 in 160,000)."""
@@ -105,7 +105,7 @@ def correction(
     index_K: Int[np.ndarray, " K"],
     weight_K: Float[np.ndarray, " K"] | None = None,
 ) -> tuple[float, float]:
-    """Fits (a, b) of the log-odds a + b z to K gold labels (0 or 1) of the steps `index_K`.
+    """Fits the log-odds a + b z, as (a, b), to K gold labels (0 or 1) of the steps `index_K`.
 
     Gold labels have weight `weight_K`.
     """
@@ -142,9 +142,9 @@ def matrices(
 ) -> Float[np.ndarray, "J 2 2"]:
     """Returns each judge's matrix [judge, true class, verdict] from corrected probabilities of class 1 and gold labels.
 
-    Per judge and verdict, the fraction of class 1 is the mean probability plus the mean residual of the gold labels,
-    shrunk by `DOUBT`. Steps have weight `weight_N`. Given a judge's verdict, gold labels must be a random sample; they
-    may favour a verdict, e.g. steps that one judge calls wrong.
+    Per judge and verdict, class 1's fraction is the mean probability plus the gold labels' mean residual, shrunk by
+    `DOUBT`. Steps have weight `weight_N`. Given a judge's verdict, gold labels must be a random sample; they may favour
+    a verdict, e.g. steps that one judge calls wrong.
     """
     weight_N = np.ones(len(verdict_NJ)) if weight_N is None else weight_N
     said_NJV = (verdict_NJ[..., None] == np.arange(2)) * weight_N[:, None, None]

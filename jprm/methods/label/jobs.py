@@ -281,7 +281,7 @@ def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubr
 
 
 def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
-    """Loads a language model that scores each step by the log-probability of the chain up to and including it.
+    """Loads a language model to score each step by the chain's log-probability up to and including it.
 
     `path` may be any `base` of an experiment. Raises ValueError if the model has no language head.
     """
@@ -414,7 +414,7 @@ def consensus(
     `consensus`.
 
     Args:
-      source, other: trees; every sample of a pool and every path of a tree is a chain.
+      source, other: trees; every pool sample and every tree path is a chain.
       thresholds: error thresholds of the two sources; None for the default of the semantics.
       counts: receives chain counts by outcome: kept, disagree, unlabelled (the first error is unknown in either
         source), repeated, not in the other.

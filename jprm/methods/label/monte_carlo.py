@@ -1,4 +1,4 @@
-"""Monte Carlo values (the fraction of a prefix's k completions that a verifier accepts), and OmegaPRM's search.
+"""Monte Carlo values (the accepted fraction of a prefix's k completions), and OmegaPRM's search.
 
 Math-Shepherd (arXiv:2312.08935) calls this fraction the soft estimate, and "any completion is correct" the hard one.
 The adaptive mode samples more rollouts while the confidence interval contains the threshold between correct and
@@ -36,7 +36,7 @@ def label_trees(
 ) -> Iterator[ReasoningTree]:
     """Yields the trees in order, with a value on every node.
 
-    A node's `extra` has its number of `rollouts`, of `right` ones, and the interval from `low` to `high`. Adaptive
+    A node's `extra` counts its `rollouts` and the `right` ones, and has the interval from `low` to `high`. Adaptive
     labels also depend on the first k rollouts: `first_rollouts` and `first_right`. A leaf with a known outcome takes it
     as its value; no rollouts are sampled. If all rollouts of a node failed, it stays unlabelled.
 
@@ -236,7 +236,7 @@ def wilson(
 def allocate(
     open_S: Bool[np.ndarray, " S"], asked_S: Int[np.ndarray, " S"], *, k: int, most: int, budget: int, seed: int
 ) -> Int[np.ndarray, " S"]:
-    """Returns the number of rollouts that each of S prefixes gets in the next round.
+    """Returns the next round's rollouts for each of S prefixes.
 
     An open prefix gets at most k, and at most `most` over all rounds; the sum is at most the budget. The seed decides
     the order of service. It must not depend on outcomes, or the estimates would be biased.
@@ -257,9 +257,9 @@ _BISECTIONS = 50
 def confidence_sequence(
     right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
 ) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
-    """Returns (low, high) of the probabilities that the trials do not reject; (0, 1) if `total` is 0.
+    """Returns the lowest and highest probability not rejected by the trials; (0, 1) if `total` is 0.
 
-    Covers with probability at least 1 - alpha at any stopping time, alpha being that of z standard errors. Inverts
+    Covers with probability at least 1 - alpha at any stopping time, with the alpha of z standard errors. Inverts
     Ville's inequality for the likelihood ratio of the beta(1/2, 1/2) mixture to p (H. Robbins, Annals of Mathematical
     Statistics 41, 1970).
     """

@@ -34,7 +34,7 @@ def label_pooled(
     report: Path | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Writes the records of the first file, labelled with the pooled probability that each step is correct.
+    """Writes the first file's records, labelled with the pooled probability that each step is correct.
 
     Each file is a judge. A step that no file labels stays unlabelled; a step in `gold` gets its gold label. Returns a
     summary and writes the full report to `report`. `thresholds` holds, for each file and last for the gold file, the

@@ -9,7 +9,7 @@ end of the chain or a blank step. Blank steps do not count: the sample continues
 process.
 
 All sampling parameters are sent, because servers have their own defaults: vLLM and SGLang those in the model's
-`generation_config.json`, llama.cpp's server top_k=40 and min_p=0.05. A key of `extra` that is null is not sent.
+`generation_config.json`, llama.cpp's server top_k=40 and min_p=0.05. A null key in `extra` is not sent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
 """Limit of a reply in bytes: a constant, plus an amount per token (each may have 20 log-probabilities)."""
 
 _LONGEST_REST_S = 60.0
-"""Longest pause, in seconds, for one of several servers that fails repeatedly."""
+"""Longest pause, in seconds, for a repeatedly failing server among several."""
 
 _RETRY = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 
@@ -61,8 +61,8 @@ class ServerConfig:
         (`continue_final_message` of vLLM and SGLang). Before the first unfinished message, the client checks that the
         server continues it, which llama.cpp's does not; `template` avoids this.
       prompt: text before the steps; for `chat` and with `template`, the user's message. `{problem}` is replaced.
-      template: local folder or GGUF file of the model, whose chat template wraps the prompt for `completions`. The
-        `usage.prompt_tokens` of each reply must then equal the number of tokens sent.
+      template: local folder or GGUF file of the model, whose chat template wraps the prompt for `completions`. Each
+        reply's `usage.prompt_tokens` must then equal the number of tokens sent.
       delimiter: ends every step; must not occur within a step.
       max_tokens: per sample. A sample that reaches it is marked `length`.
       logprobs: request log-probabilities of the sampled tokens.
@@ -179,7 +179,7 @@ class _Servers:
 
 
 class ServerPolicy:
-    """A `Policy` that samples from one or several servers of the same model.
+    """A `Policy` sampling from one or several servers with the same model.
 
     Attributes:
       took: callback of `sample` for each finished sample; sample j of prefix i has position i * n + j.
@@ -405,7 +405,7 @@ EXPLICIT = {"top_k": 2**30, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_pen
 
 _OPTIONAL = (*EXPLICIT, "temperature", "top_p", "seed", "logprobs", "top_logprobs", "max_tokens", "no_stop_trim",
              "include_stop_str_in_output", "add_special_tokens")  # fmt: skip
-"""Keys of a request that a server may reject, and that the settings can omit."""
+"""Request keys that a server may reject and the settings can omit."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the token limit. OpenAI's reasoning models and Azure reject the first."""

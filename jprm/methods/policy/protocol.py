@@ -90,18 +90,18 @@ class Policy(Protocol):
 
 
 class Turns(Protocol):
-    """Methods of a policy that acts in an environment: its steps are turns, rewarded by the environment."""
+    """Methods of a policy acting in an environment: its steps are turns, rewarded by the environment."""
 
     def know(self, path: str | os.PathLike) -> None:
         """Reads the tasks in a file."""
         ...
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a tree of messages to a tree of steps."""
+        """Converts a message tree to a step tree."""
         ...
 
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a tree of steps to a tree of messages."""
+        """Converts a step tree to a message tree."""
         ...
 
 

@@ -36,7 +36,7 @@ class KeptPolicy:
     the file consists of pieces (`jprm.io.storage.Appended`), the second concurrent writer is refused.
 
     Attributes:
-      sampled: number of samples that the other policy gave to this object.
+      sampled: number of samples given to this object by the other policy.
 
     Raises:
       RecordError: a line, named FILE:LINE, is not a sample. An incomplete last line, left by a kill, is cut off.
@@ -70,7 +70,7 @@ class KeptPolicy:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all stored samples of this policy: their total cost, including stopped runs."""
+        """Tokens in all stored samples of this policy: their total cost, including stopped runs."""
         return sum(sample.tokens for sample in self._kept.values())
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:

@@ -69,7 +69,7 @@ class SamplerConfig:
 
     Attributes:
       temperature: 0 takes the most probable token.
-      top_p: probability mass of the most probable tokens that may be sampled.
+      top_p: probability mass of the most probable tokens, which may be sampled.
       max_tokens: per sample. A sample that reaches it ends with `length`.
       prompt: text before the steps, with `{problem}` and control tokens, e.g. <|im_start|>. Empty: jprm's own layout,
         in which it trains policies and PRMs.
@@ -181,7 +181,7 @@ class Sampler:
         self.push(params, name, take)
 
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
-        """Replaces the parameters by a copy of others, of the same model, without recompilation.
+        """Replaces the parameters by a copy of others for the same model, without recompilation.
 
         They may be on a mesh of several processes, which must all push together. `name` identifies the parameters; the
         policy's name adds the options. `take` removes the parameters from their dictionaries (see `decoding_copy`).
@@ -285,7 +285,7 @@ class Sampler:
         """Decodes m samples after each row of `past`, which must lack the last token before them.
 
         Args:
-          length_B, last_B: number of tokens before each sample, and the last of them.
+          length_B, last_B: number of tokens before each sample, and the last token.
           number_B, hash_B: random key of a sample; equal keys give equal samples.
           end_B: `decode.RUNNING`, or `decode.STOP` for padding.
           kept: receives finished samples with their keys, and the row of `past` for every m of them.
@@ -358,7 +358,7 @@ def decoding_copy(
 
     `params` are on the run's mesh, and all processes must call this together. Layers are transferred one by one, in
     their storage type: beyond the two models, only a few layers occupy memory. `move` defaults to `stored_here`. With
-    `take`, copied parts are removed from the dictionaries of `params`, so that only one model and a few layers occupy
+    `take`, copied parts are removed from the dictionaries in `params`, so only one model and a few layers occupy
     memory.
     """
     times, move, decoder = repeats(config, mesh.shape["tensor"]), move or stored_here, params["decoder"]
@@ -390,7 +390,7 @@ def _is_stored(part: Mapping, stored: Stored) -> bool:
 
 
 def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
-    """Copies a part of the parameters, in storage format, to a mesh of this process's devices."""
+    """Copies some parameters, in storage format, to a mesh of this process's devices."""
     with jax.set_mesh(jax.tree.leaves(part)[0].sharding.mesh if part else mesh):
         kept = stored(part)
     return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), kept, places_of(kept, mesh)))
@@ -468,7 +468,7 @@ class Job:
     """Samples after one prompt, in one row.
 
     places: positions of the samples in the result. numbers: their sample numbers.
-    begun: number of tokens at the end of the prompt that were sampled earlier. needed: the result waits for them.
+    begun: number of earlier sampled tokens at the end of the prompt. needed: the result waits for them.
     """
 
     prompt: tuple[int, ...]
@@ -580,7 +580,7 @@ class DecodingRows:
         return bool(((self.host["end_B"] == decode.RUNNING) & self.host["needed_B"]).any())
 
     def progress(self) -> tuple[int, int]:
-        """Returns tokens of uncollected samples, and the number of finished ones among them."""
+        """Returns the uncollected samples' tokens, and the number of finished ones among them."""
         busy_B = np.repeat([job is not None for job in self.jobs], self.m)
         ended_B = busy_B & (self.host["end_B"] != decode.RUNNING) & (self.host["length_B"] > 0)
         return int(self.host["length_B"][busy_B].sum()), int(ended_B.sum())

@@ -43,7 +43,7 @@ def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
 def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]):
     """Sends an array from some processes to others, which return it; senders return None.
 
-    All processes of the group must call this together, each with a mesh of its own devices, of equal sizes. A
+    All processes in the group must call this together, each with an equally sized mesh of its own devices. A
     receiver's device gets only its part, from the same part of one sender. If there are more receivers than senders,
     they take turns.
 
@@ -79,6 +79,6 @@ def _sizes(mesh: Mesh) -> MeshConfig:
 
 @functools.cache
 def _every(sizes: MeshConfig, processes: tuple[int, ...]) -> Mesh:
-    """Returns one mesh that joins the meshes (of equal sizes) of several processes."""
+    """Returns one mesh joining several processes' meshes (of equal sizes)."""
     grids = [make_mesh(sizes, jax.local_devices(i)).devices for i in processes]
     return Mesh(np.stack(grids), ("process", *MESH_AXES))

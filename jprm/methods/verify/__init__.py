@@ -15,7 +15,7 @@ class Verdict:
 
     Attributes:
       label: 1 correct, 0 incorrect, None if not checkable.
-      checked: number of equations, tests or tactics that were decided.
+      checked: number of decided equations, tests or tactics.
       false: the statement that fails in an incorrect step.
     """
 

@@ -2,7 +2,7 @@
 
 A step is correct (1) if at least one of its equations can be checked and all checkable ones hold. It is incorrect (0)
 if an equation of plain numbers is false in every reading. Otherwise it is unlabelled: no equation is checkable, or a
-false one may mean something else. Correct means that the calculation holds, not that it solves the problem.
+false one may mean something else. Correct means the calculation holds, not that it solves the problem.
 
 Rational numbers are compared as fractions; roots and pi by SymPy to 30 digits. Expressions with symbols are compared by
 SymPy as rational functions; a non-identity may be a condition, so it decides nothing. An equation in one unknown is
@@ -59,7 +59,7 @@ _HEDGES = re.compile(
     r"\?|\bwrong|\binvalid",
     re.IGNORECASE,
 )
-"""Words that suggest that a false equation is not the step's claim, or is about whole numbers."""
+"""Words suggesting that a false equation is not the step's claim, or is about whole numbers."""
 _FAMILIES = [set(family.split()) for family in (
     "s sec secs second seconds min mins minute minutes h hr hrs hour hours day days week weeks month months year years "
     "decade decades century a.m p.m am pm o'clock",
@@ -149,7 +149,7 @@ def _printed(side: tuple) -> Fraction | None:
 
 
 def _unit(equation: Equation) -> Fraction:
-    """Returns the larger last decimal place of the sides that are plain numbers; 0 without decimals."""
+    """Returns the larger last decimal place of the plain-number sides; 0 without decimals."""
     return max(_printed(equation.left) or Fraction(0), _printed(equation.right) or Fraction(0))
 
 

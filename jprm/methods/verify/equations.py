@@ -1,8 +1,7 @@
 """Reads equations and inequalities from the text of a step (plain or LaTeX) without computing them.
 
 Neither Python nor SymPy ever evaluates the text. It is split into tokens of mathematics and prose; each side of a
-relation sign is the longest adjacent run of tokens that the grammar accepts as an expression. Unreadable text is
-ignored.
+relation sign is the longest adjacent token run accepted by the grammar as an expression. Unreadable text is ignored.
 
 An expression is a nested tuple: ("num", Fraction, decimals, suspect), ("sym", name), ("pi",), (op, left, right) for `+
     - * / ^`, ("neg" | "sqrt" | "percent" | "factorial", inner), and three ambiguous ones: ("note", left, right), `5 (3
@@ -345,7 +344,7 @@ FUNCTIONS = set(
     "sqrt root log lg exp sin cos tan cot csc sinh cosh tanh arcsin arccos arctan asin acos atan abs floor ceil "
     "ceiling factorial choose squared cubed percent".split()
 )
-"""Words that change the value of a neighbouring number, which makes the term unreadable."""
+"""Words changing a neighbouring number's value, which makes the term unreadable."""
 
 _MARKS = {"½": " 1/2", "¼": " 1/4", "¾": " 3/4", "²": "^2", "³": "^3", "√": "\\sqrt ", "“": '"', "−": "-", "–": "-"}
 _REWRITE = [(re.compile(pattern), new) for pattern, new in (

@@ -159,7 +159,7 @@ def program_in(text: str, prelude: str = "") -> str | None:
 
 
 def programs_of(fenced: Iterable[Block]) -> list[str]:
-    """Returns the code of the fences that most likely form the program."""
+    """Returns the code in the fences that most likely form the program."""
     codes = [block for block in fenced if block.code.strip() and not _SESSION.match(block.code)]
     kind = min((block.kind for block in codes), default=PYTHON)
     return [block.code.rstrip() + "\n" for block in codes if block.kind == kind]

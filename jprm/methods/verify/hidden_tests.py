@@ -378,7 +378,7 @@ def _handed_over(tree):
 
 
 def _global_names(code):
-    """Returns the global names that code reads, and those that it stores."""
+    """Returns the global names read and stored by code."""
     reads, stores = set(), set()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"):
@@ -392,7 +392,7 @@ def _global_names(code):
 
 
 def _restore(value, after, pipe):
-    """Copies back the contents that the program left in its copy of a test's container."""
+    """Copies back the contents left by the program in its copy of a test's container."""
     if type(value) in (list, bytearray):
         value[:] = pipe.unpack(after)
     elif type(value) in (dict, set, collections.deque, collections.Counter, collections.OrderedDict):

@@ -10,9 +10,9 @@ sandbox runs the program so far, then every test. The step is
 test that needs an undefined name is skipped, but fails after the last step.
 
 The tests run in a separate process and sandbox (`hidden_tests.py`), which sees the calls of the program's functions;
-the program sees neither tests nor report. A test that compares one of the program's objects with a plain value is
-undecided, as may be a test that needs a builtin hidden by the program. Then the step is incorrect if another test
-fails, else unlabelled.
+the program sees neither tests nor report. A test comparing one of the program's objects with a plain value is
+undecided, as may be a test needing a builtin hidden by the program. Then the step is incorrect if another test fails,
+else unlabelled.
 
 Steps after an incorrect one are unlabelled. If any step of a record has a fenced block, only fences are code, and the
 other steps are unlabelled prose; else each step's whole text is code (`fences.py`). Only the standard library is
@@ -183,7 +183,7 @@ def _run_batch(programs: Sequence[Program], limits: Limits, sandbox: bool) -> li
 
 
 def _serve(programs: Sequence[Program], limits: Limits, sandbox: bool) -> list[Report]:
-    """Runs the programs in one pair of sandboxes, and returns the reports of the first ones, until the pair ended."""
+    """Runs the programs in one sandbox pair, and returns the first programs' reports, until the pair ended."""
     command = [python(), "-I", "-S", "-c", _script()]
     shared = {"rules": base64.b64encode(rules()).decode() if sandbox else ""}
     questions = [{"code": program.code, "tests": program.tests, "more": not program.last} for program in programs]

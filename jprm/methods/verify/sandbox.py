@@ -28,7 +28,7 @@ from typing import IO
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Seconds of time; bytes of memory, of each file (and the output), and of all files together."""
+    """Seconds of time; bytes in memory, in each file (and the output), and in all files together."""
 
     seconds: float = 10.0
     memory: int = 1 << 30

@@ -32,7 +32,7 @@ Chain = tuple[Record, Sequence[str]]
 """A problem's record, and the text of each step."""
 
 Kind = Literal["arithmetic", "python", "coq"]
-"""Kind of steps that a checker expects."""
+"""Kind of steps expected by a checker."""
 
 ORIGIN = "formal"
 """Origin of a checker's labels."""
@@ -119,7 +119,7 @@ _LETTERS = str.maketrans("0123456789", "ghijklmnop")  # answers of only words ar
 
 
 def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Outcome]:
-    """Rewards chains with 1 if they are programs that pass all `tests` of their record, else 0.
+    """Rewards chains with 1 if they are programs and pass all `tests` of their record, else 0.
 
     Each outcome has `passed`, the number of passed tests, and as `answer` letters that are equal for programs with
     equal behaviour on the tests, so that votes count them together. `answer` is None if the program does not run. A
@@ -246,7 +246,7 @@ def coq_refusal() -> str | None:
 
 
 def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
-    """Returns one verdict per node. Each path of the tree is one run of Coq.
+    """Returns one verdict per node. Each path of the tree is one Coq run.
 
     Raises OSError if `sandbox` is True but there is no sandbox.
     """

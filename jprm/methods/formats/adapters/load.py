@@ -139,9 +139,7 @@ class _Model:
         return {"kernel": kernel, "bias": bias} if a.channels else {"kernel": kernel}
 
     def _linear(self, module: str, count: int, rows: list[int] | slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the selected rows of the weight, transposed to (in, out), and of the bias (zeros if there is
-        none).
-        """
+        """Returns the weight's selected rows, transposed to (in, out), and the bias's (zeros if there is no bias)."""
 
         def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
             if (actual := self.file.shape(name)) != shape:

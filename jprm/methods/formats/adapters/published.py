@@ -40,7 +40,7 @@ _CLASSES: dict[str, Any] = dict(channels=("wrong", "right"), score={"right": 1.0
 
 
 def _verdict(right: str, wrong: str) -> dict[str, Any]:
-    """Returns the fields of a language head that judges a step by one of two tokens."""
+    """Returns the fields of a language head for step verdicts by one of two tokens."""
     return dict(joined=True, head="lm_head", channels=(right, wrong), score={right: 1.0}, semantics="value")
 
 
@@ -272,7 +272,7 @@ PUBLISHED["jprm-ternary"] = dataclasses.replace(
 # ------------------------------------------ the adapter of a folder, recognised from its files or read from a JSON file
 
 OUTER = "pretrained_model."
-"""Prefix that a value head's wrapper may add to the names of the inner model."""
+"""Prefix that a value head's wrapper may add to the inner model's names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,8 +307,9 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
     ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
 )
-"""Adapters by their signs; the first match counts. The files of a causal language model do not show that it is a PRM,
-so it is recognised only by name."""
+"""Adapters by their signs; the first match counts. A causal language model's files do not show that it is a PRM, so it
+is recognised only by name.
+"""
 
 
 _INCORRECT = frozenset("- 0 bad error false incorrect invalid negative no wrong".split())

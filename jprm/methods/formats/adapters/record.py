@@ -32,7 +32,7 @@ FILE = "adapter.json"
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """The layout of chains for a checkpoint, the positions of step scores, and the meaning of its logits.
+    """A checkpoint's chain layout, step score positions, and logit meaning.
 
     A step's score is read at the last token of its template, or of `closing`. If a published layout has more text after
     that token, the next step's template must begin with it, so that a score never depends on later text.
@@ -52,12 +52,14 @@ class Adapter:
     """Module with the head; its layers may be numbered, as in a torch Sequential."""
     mean: bool = False  # the single channel is the mean of a language head's logits
     activation: Literal["softmax", "sigmoid", "none", "log_ratio"] = "softmax"
-    """Activation over the channels. `log_ratio` has no channels: the score is `scale` times the log-probability of the
-    steps so far under the model, minus that under the model `reference`."""
+    """Activation over the channels. `log_ratio` has no channels: the score is `scale` times the steps' log-probability
+    so far under the model, minus the same under the model `reference`.
+    """
     first: Template = ()  # for the first step, if it differs from `step`
     closing: Template = ()
-    """For an outcome reward model, which scores at the end of a conversation: the template of the last step, up to that
-    end. Every step is then scored as if it were the last; the next step follows `step`."""
+    """For an outcome reward model, which scores at the end of a conversation: the last step's template, up to that end.
+    Every step is then scored as if it were the last; the next step follows `step`.
+    """
     system: Template = ()
     """Replaces `problem` if there is a system message; must contain {system} and {problem}. If empty, problems with a
     system message are refused."""
@@ -86,7 +88,7 @@ class Adapter:
     redundancy_threshold: float | None = None  # above it a step is redundant
     threshold: float | None = None  # above it a step is correct; None: 0.5
     benchmarks: Mapping[str, Mapping[str, Any]] | None = None
-    """Fields that differ in the authors' benchmark scripts, by name of the benchmark's reader."""
+    """Fields changed in the authors' benchmark scripts, by the benchmark reader's name."""
     weight: str | None = None
     """Map from scores to vote weights, one of `jprm.score.scale.Weight`; None: the score is a probability."""
 
