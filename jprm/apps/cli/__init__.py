@@ -578,8 +578,9 @@ def _lost_output() -> OSError | None:
 
 def _line(error: BaseException) -> str:
     """Returns the message as one line of bounded length; control characters, which terminals obey, are escaped."""
-    named = isinstance(error, OSError) and error.filename is not None
-    text = f"{error.filename}: {error.strerror}" if named else " ".join(str(error).split())
+    text = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
     text = shortened(text, 2000) or type(error).__name__
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

@@ -300,7 +300,7 @@ def test_a_prompt_can_be_like_another(tmp_path):
 @pytest.mark.parametrize("args", [[], ["--model", "m", "--judge", "j"], ["--judge", "j", "--dtype", "int8"]])
 def test_one_scorer_with_its_own_options(args, capsys):
     assert cli.main(["score", *args, "--input", "setup.py", "--output", "out.jsonl"]) == 2
-    assert "--model" in capsys.readouterr().err
+    assert "--judge" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("prompt", [name for name in PROMPTS if not PROMPTS[name].runs_code])
