@@ -1,11 +1,11 @@
 """Runs over several hosts: how the processes join, and what only process 0 does.
 
-Every process runs the same command, and `jax.distributed` joins their devices. Decisions from a file or a clock are
-process 0's, for all (`first`): processes that go different ways wait for each other for ever.
+Every process runs the same command, and `jax.distributed` joins their devices. Process 0 makes decisions from a file or
+a clock for all (`first`): processes that go different ways wait for each other for ever.
 
 Within `among` a part of the processes is a group: it computes, decides and waits without the others, and its first
 process is what process 0 is to all. Groups write to each other (`post`, `received`) through the coordination service,
-which waits for as long as it takes. Collectives do not: on CPUs they end after 30 seconds where one process is late.
+which waits as long as it takes. Collectives do not: on CPUs they end after 30 seconds if one process is late.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Item = TypeVar("Item")
 T = TypeVar("T")
 
 TOGETHER = 300
-"""Seconds within which the processes of a run must have found each other."""
+"""Seconds within which a run's processes must find each other."""
 
 waiting = threading.Event()
-"""Set while this process waits for what other processes share: the watchdog reports the ones that do not wait."""
+"""Set while this process waits for other processes: the watchdog reports those that do not wait."""
 
 DAYS = 20 * 24 * 3600 * 1000
-"""Milliseconds that a process waits for others on the coordination service, which takes no endless wait."""
+"""Milliseconds to wait for others on the coordination service, which takes no endless wait."""
 
 FORM = re.compile(r"(\d+)/(\d+)@(.+:\d+)")
 
 
 def start(where: str, *, together: int = TOGETHER) -> None:
-    """Joins the processes of a run, before any other use of jax.
+    """Joins a run's processes, before any other use of jax.
 
     Args:
-      where: `INDEX/COUNT@HOST:PORT`, where HOST:PORT is a free port of process 0's host, the same for all; or `auto`:
+      where: `INDEX/COUNT@HOST:PORT`, where HOST:PORT is a free port on process 0's host, the same for all; or `auto`:
         read from the cluster's environment (Cloud TPU, GKE, Slurm, Open MPI).
       together: seconds to wait for the others. Then the process prints what to check and ends with status 142, as if
         by an alarm: a launcher may try again.
@@ -95,7 +95,7 @@ _messages: collections.Counter[str] = collections.Counter()  # by name, posted o
 
 @contextlib.contextmanager
 def among(processes: Sequence[int]) -> Iterator[None]:
-    """Makes these processes, of which this is one, the group of all that it calls in the block."""
+    """Makes these processes, which must include this one, the group for all calls in the block."""
     global _group
     before, _group = _group, tuple(processes)
     try:
@@ -105,12 +105,12 @@ def among(processes: Sequence[int]) -> Iterator[None]:
 
 
 def members() -> tuple[int, ...]:
-    """Returns the indices of the group's processes: by default all of the run."""
+    """Returns the group's process indices: by default the whole run's."""
     return tuple(range(jax.process_count())) if _group is None else _group
 
 
 def count() -> int:
-    """Returns the number of the group's processes."""
+    """Returns how many processes the group has."""
     return len(members())
 
 
@@ -125,7 +125,7 @@ def is_first() -> bool:
 
 
 def meet() -> None:
-    """Returns when all of the group's processes have called it, however late the last one is."""
+    """Returns when all the group's processes have called it, however late the last one is."""
     if count() == 1:
         return
     group = members()
@@ -143,7 +143,7 @@ def post(name: str, value: Any) -> None:
 
 
 def received(name: str) -> Any:
-    """Returns in every process of the group what another group posts next by this name, when it is there."""
+    """Waits for another group's next post by this name and returns it, in every process of the group."""
     _messages[name] += 1
     message = None
     if is_first():
@@ -179,7 +179,7 @@ def first(do: Callable[..., T], *arguments: Any) -> T:
 
 
 def shared(value: Any) -> list[Any]:
-    """Returns every process's value, JSON, in the order of the processes."""
+    """Returns every process's value, JSON, in process order."""
     if count() == 1:
         return [value]
     message = json.dumps(value).encode()
@@ -194,11 +194,11 @@ def shared(value: Any) -> list[Any]:
 def spread(
     do: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item], costs: Sequence[float] = ()
 ) -> list[Any]:
-    """Returns `do(items)`, one JSON value an item, in every process. Each process computes a part of the items.
+    """Returns `do(items)`, one JSON value an item, in every process. Each process computes a part.
 
-    The parts are such that `costs`, by default equal ones, add up to about the same; equal in every process.
+    The parts have about equal sums of `costs` (by default all equal), which must be the same in every process.
 
-    Where `do` raises in one process, that process raises the same error and the others raise ValueError.
+    If `do` raises in one process, that process raises the same error and the others raise ValueError.
     """
     if count() == 1:
         return list(do(items))
@@ -218,15 +218,15 @@ def spread(
 
 
 def own_part(items: Sequence[Item], costs: Sequence[float] = ()) -> list[Item]:
-    """Returns the items of which this process computes `spread`'s values."""
+    """Returns the items for which this process computes `spread`'s values."""
     index = members().index(jax.process_index())
     return [items[i] for i in parts(costs or [1.0] * len(items), count())[index]]
 
 
 def parts(costs: Sequence[float], count: int) -> list[list[int]]:
-    """Returns the items of each of `count` parts, in order: the dearest item first, each to the cheapest part so far.
+    """Returns the items in each of `count` parts, in order: the dearest item first, each to the cheapest part so far.
 
-    Graham's rule (1969): the dearest part is at most 4/3 of the best possible. Equal costs give every count-th item.
+    Graham's rule (1969): the dearest part is at most 4/3 the best possible. Equal costs give every count-th item.
     """
     members, load = [[] for _ in range(count)], [0.0] * count
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
@@ -252,7 +252,7 @@ def compile_together(function: Callable, *args: Any) -> None:
 
 
 def _service() -> Any:
-    """Returns the client of the run's coordination service, for which jax has no public name."""
+    """Returns the run's coordination service client, for which jax has no public name."""
     from jax._src import distributed
 
     assert distributed.global_state.client is not None  # of one process nothing waits
@@ -260,7 +260,7 @@ def _service() -> Any:
 
 
 def _together(value: np.ndarray | np.generic, how: str) -> np.ndarray:
-    """Returns the arrays of the group's processes, equal in shape, as one: their "stack", or their "sum"."""
+    """Returns the group's arrays, equal in shape, as one: their "stack", or their "sum"."""
     grid = Mesh(np.array([jax.local_devices(i) for i in members()]), ("process", "device"))
     copies = [jax.device_put(np.asarray(value)[None], device) for device in jax.local_devices()]
     place = NamedSharding(grid, PartitionSpec("process"))

@@ -1,13 +1,13 @@
 """Packs trees into `Rows`, many trees per row. A tree too long for one row is split at its branches.
 
-A part of a split tree repeats the prefix that its chains need. Repeated steps keep their slots, labels and tree
-weights, because some objectives look at earlier steps, but have weight 0, so that every step counts once. If a row has
-too few slots, a part repeats only the ancestors of its own steps: among alternatives with equal text, only the one that
-continues.
+Each part of a split tree repeats the prefix that its chains need. Repeated steps keep their slots, labels and tree
+weights, because some objectives look at earlier steps, but have weight 0, so every step counts once. If a row has
+too few slots, a part repeats only its own steps' ancestors: among alternatives with equal text, only the continued
+one.
 
 If attention needs it (`jprm.model.attention.chain_rows`), a row holds one chain: a tree is split at every leaf.
 
-A split separates alternatives, and objectives that compare them (e.g. `bradley_terry`) lose those pairs. With
+A split separates alternatives, and objectives comparing them (e.g. `bradley_terry`) lose those pairs. With
 `siblings` the cuts separate as few labelled pairs as possible, and only then repeat as few tokens as possible.
 """
 
@@ -81,8 +81,8 @@ class PackReport:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """Rows of numpy arrays, and for every slot its tree (index into the packed sequence) and node, or -1 if the slot
-    is unused or not owned. Every packed step is owned by one slot."""
+    """Rows of numpy arrays, and every slot's tree (index into the packed sequence) and node, or -1 if unused or not
+    owned. One slot owns each packed step."""
 
     rows: Rows
     tree_BS: Int32[np.ndarray, "B S"]
@@ -105,14 +105,14 @@ def pack(
     trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False,
     siblings: bool = False,
 ) -> Packed:  # fmt: skip
-    """Packs trees into rows of exactly `tokens` tokens and `slots` step slots, deterministically.
+    """Packs trees into rows with exactly `tokens` tokens and `slots` step slots, deterministically.
 
-    A tree that fits is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
+    A fitting tree is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
 
     Args:
-        chains: put one root-to-leaf chain in each row. The first chain of a step owns it.
+        chains: put one root-to-leaf chain in each row. A step's first chain owns it.
         too_long: handles steps with a chain longer than a row: "error", or "truncate" to drop and count them.
-        siblings: cut trees so that the fewest pairs of labelled alternatives are separated.
+        siblings: cut trees to separate the fewest pairs of labelled alternatives.
 
     Raises ValueError for a chain longer than a row under "error", and always if a problem leaves no room for a step.
     """
@@ -135,7 +135,7 @@ def pack(
 def split(
     tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool, siblings: bool = False
 ) -> tuple[list[Part], PackReport]:
-    """Returns the parts of one tree and their counts, with the rules and errors of `pack`."""
+    """Returns one tree's parts and their counts, with the rules and errors of `pack`."""
     fitting, shape = _fit(tree, index, tokens, slots, too_long)
     if chains:  # the end of a policy's chain, at which no slot is read, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
@@ -179,7 +179,7 @@ def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong
 
 
 def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"]) -> tuple[TokenTree, Geometry]:
-    """Keeps these steps, which must include their ancestors, and only the runs that lead to them."""
+    """Keeps these steps, which must include their ancestors, and only the runs leading to them."""
     ends_R = np.bincount(tree.run_M[step_L], minlength=len(tree.length_R))
     before_R = np.concatenate([[0], np.cumsum(ends_R)])
     needed_R = before_R[shape.last_R + 1] > before_R[:-1]
@@ -191,10 +191,10 @@ def _leading_to(tree: TokenTree, shape: Geometry, step_L: Int[np.ndarray, " L"])
 def _split(
     tree: TokenTree, shape: Geometry, index: int, tokens: int, slots: int, chains: bool, siblings: bool
 ) -> Iterable[Part]:
-    """Yields the parts of a tree, each at most a row.
+    """Yields a tree's parts, each at most a row.
 
-    A part is the path to its first step and all runs from there to the run of its last step. Runs between two parts,
-    such as the end of a policy's chain, are dropped: no slot is read there, and no step continues them.
+    A part is the path to its first step and all runs from there to its last step's run. Runs between two parts, e.g.
+    the end of a policy's chain, are dropped: no slot is read there, and no step continues them.
     """
     count = len(tree.run_M)
     if count == 0:
@@ -229,7 +229,7 @@ def _above(tree: TokenTree, begin: int, end: int) -> Int[np.ndarray, " L"]:
 
 
 def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
-    """Returns the cuts 0, ..., M of the M steps that give one chain per part: the end of each leaf's steps.
+    """Returns the cuts 0, ..., M that give one chain per part: the end of each leaf's steps.
 
     A chain with more steps than slots (many steps may be equal) is cut into several rows.
     """
@@ -245,12 +245,13 @@ def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
 
 
 def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: bool) -> list[int]:
-    """Returns the cuts 0, ..., M of the M steps so that every part fits a row and the total of tokens is minimal.
+    """Returns the cuts 0, ..., M with the fewest total tokens for which every part fits a row.
 
-    Let new_j be the number of tokens of the tree up to the end of step j - 1. A part of the steps i <= k < j takes the
-    chain of step i and the tokens from there to new_j: depth_i + new_j - new_(i + 1), or prefix_i + new_j - new_i. The
-    best cuts for the first j steps extend the best cuts for the first i, over all i from which a part reaches j. With
-    `siblings` a pair of labelled alternatives in one part is worth more than all tokens.
+    Let new_j count the tree's tokens up to the end of step j - 1. A part with the steps i <= k < j takes step i's chain
+    and the
+    tokens from there to new_j: depth_i + new_j - new_(i + 1), or prefix_i + new_j - new_i. The best cuts for the first
+    j steps extend the best cuts for the first i, over all i from which a part reaches j. With `siblings` a pair of
+    labelled alternatives in one part is worth more than all tokens.
     """
     count = len(tree.run_M)
     new_M = shape.stop_R[tree.run_M]
@@ -294,7 +295,7 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
 
 
 def _steps_on_path(tree: TokenTree, shape: Geometry) -> Int[np.ndarray, " M"]:
-    """Returns the number of earlier steps that end on the path from the root to each step's last token."""
+    """Returns how many earlier steps end on the path from the root to each step's last token."""
     index_M = np.arange(len(tree.run_M))
     closed_R = np.bincount(shape.last_R[tree.run_M] + 1, minlength=len(tree.length_R) + 1)
     return index_M - np.cumsum(closed_R)[tree.run_M]
@@ -380,6 +381,6 @@ def _leaves(tree: TokenTree) -> Bool[np.ndarray, " M"]:
 
 
 def _pairs(tree: TokenTree, some_M: Bool[np.ndarray, " M"] | bool = True) -> int:
-    """Counts the pairs of labelled alternatives among the marked steps."""
+    """Counts pairs of labelled alternatives among the marked steps."""
     siblings = np.bincount(tree.above_M[(tree.weight_M > 0) & some_M] + 1)
     return int((siblings * (siblings - 1) // 2).sum())

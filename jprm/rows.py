@@ -1,4 +1,4 @@
-"""`Rows`: the one array layout that carries trees through jit.
+"""`Rows`: the one array layout for trees under jit.
 
 Trees are stored depth first, many per row. Visibility is one comparison: query i sees key j if and only if `j <= i <
 until[j]`. Plain causal attention, packed documents, padding and trees differ only in `until`.
@@ -21,13 +21,13 @@ PER_TOKEN = ("tokens", "position", "until")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """B rows of T tokens with S step slots each.
+    """B rows with T tokens and S step slots each.
 
-    Slots of a row are ordered by `step_end` (depth first). An unused slot has `step_end`, `weight` and `problem` 0,
+    A row's slots are ordered by `step_end` (depth first). An unused slot has `step_end`, `weight` and `problem` 0,
     `tree` and `parent` -1. A padding token sees only itself (`until[j] == j + 1`) and has position 0.
 
-    If a tree is split over rows, each part repeats the steps that it continues. A repeated slot is not `owned` and has
-    weight 0, but keeps its label, tree, parent and `tree_weight`: every step is owned by one slot.
+    If a tree is split over rows, each part repeats the steps it continues. A repeated slot is not `owned` and has
+    weight 0, but keeps its label, tree, parent and `tree_weight`: one slot owns each step.
     """
 
     tokens: Int[Any, "B T"]
@@ -47,7 +47,7 @@ class Rows:
 
 
 def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns `count` rows of padding as numpy arrays, without used slots."""
+    """Returns `count` padding rows as numpy arrays, without used slots."""
     none = np.full((count, slots), -1, np.int32)
     zero = np.zeros((count, slots), np.float32)
     return Rows(
@@ -68,8 +68,7 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
 
 
 def padded_size(count: int, least: int = 1, factor: int = 2) -> int:
-    """Returns the least of least x factor^n that is at least `count`; such sizes keep the number of compiled shapes
-    low."""
+    """Returns the smallest least x factor^n that is at least `count`; such sizes keep compiled shapes few."""
     return padded_sizes(count, least, factor)[-1]
 
 
@@ -92,10 +91,10 @@ def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[A
 
 
 def siblings(rows: Rows) -> Bool[Array, "B S S"]:
-    """Marks the pairs (i, j) of alternatives: two steps of one tree that continue the same step, or the problem.
+    """Marks pairs (i, j) of alternatives: two steps in one tree that continue the same step, or the problem.
 
     The relation is symmetric and irreflexive. Over all rows of a split tree every pair occurs at most once: if both
-    slots of a pair are repeated, it belongs to an earlier row.
+    its slots are repeated, it belongs to an earlier row.
     """
     same = (rows.tree[:, :, None] == rows.tree[:, None, :]) & (rows.parent[:, :, None] == rows.parent[:, None, :])
     owned = rows.owned[:, :, None] | rows.owned[:, None, :]

@@ -1,7 +1,7 @@
 """Ranking metrics and bootstrap intervals, in numpy's float64: sums over millions of pairs lose digits in float32.
 
-Every metric takes weights with leading axes. A bootstrap over problems is the metric under R rows of integer weights,
-so that scores are sorted once and nothing is copied.
+Every metric takes weights with leading axes. A bootstrap over problems is the metric under R integer weight rows, so
+scores are sorted once and not copied.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float, Int
 DRAWS = 1000
 TIE = 1e-12  # what is smaller is rounding
 MOST_GROUPS = 20_000
-"""Groups that are resampled one by one. More are joined at random into as many, and resampled as those: the standard
-error is estimated of the same quantity, to 0.5 %, in time and memory that do not grow with the number of groups."""
+"""Groups resampled one by one. If there are more, they are joined at random into this many: the standard error stays
+the same to 0.5 %, and time and memory do not grow with the groups."""
 
 _CHUNK = 2_000_000  # weights in memory at a time (16 MB): a bootstrap over 50,000 steps must fit a laptop
 
@@ -31,7 +31,7 @@ def auroc(
 ) -> Float[np.ndarray, "*R"]:
     """Returns the probability that a positive scores above a negative; ties count half (Mann-Whitney U / its maximum).
 
-    NaN where either class has no weight.
+    NaN if either class has no weight.
     """
     positive_RU, negative_RU = _class_weights(score_N, positive_N, weight_RN)
     below_RU = np.cumsum(negative_RU, -1) - negative_RU / 2
@@ -56,14 +56,14 @@ def average_precision(
 def weighted_mean(
     value_N: Float[np.ndarray, " N *C"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R *C"]:
-    """Returns the mean over N under each row of weights; NaN where a row has no weight."""
+    """Returns the mean over N under each weight row; NaN if a row has no weight."""
     value_N = np.asarray(value_N, float)
     total_R = weight_RN.sum(-1)
     return ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
 
 
 def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarray, " N"]:
-    """Returns the bin of each score, from 0 without gaps. Ties share a bin, so there may be fewer than `bins`."""
+    """Returns each score's bin, from 0 without gaps. Ties share a bin, so there may be fewer than `bins`."""
     score_N = np.asarray(score_N, float)
     _, value_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
     middle_U = np.cumsum(count_U) - count_U / 2  # the middle rank of those that tie
@@ -74,7 +74,7 @@ def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarr
 def f1(
     alarm_N: Bool[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R"]:
-    """Returns 2 TP / (2 TP + FP + FN) under each row of weights; NaN where there are neither positives nor alarms."""
+    """Returns 2 TP / (2 TP + FP + FN) under each weight row; NaN if there are neither positives nor alarms."""
     return ratio(2 * (weight_RN @ (alarm_N & positive_N)), weight_RN @ (alarm_N * 1.0 + positive_N))
 
 
@@ -91,7 +91,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A less B with its 95 % interval. `better` is the fraction of draws in which A is ahead, ties half."""
+    """A less B with its 95 % interval. `better` is the fraction of draws with A ahead, ties half."""
 
     value: Any
     low: Any
@@ -104,7 +104,7 @@ class Difference(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """A statistic, its values on resamples, and the number of groups that were resampled."""
+    """A statistic, its values on resamples, and how many groups were resampled."""
 
     value: Any
     drawn_R: Any
@@ -118,11 +118,12 @@ def draws(
     *,
     seed: int,
 ) -> Draws:
-    """Returns the statistic and its values on `n` resamples of whole groups with replacement (a cluster bootstrap).
+    """Returns the statistic and its values on `n` resamples by whole groups with replacement (a cluster bootstrap).
 
-    `groups` names the group of each of N items, such as the problem of each step: steps of one problem depend on each
-    other. `statistic` takes R rows of item weights, the number of times that each item's group was drawn. Calls with
-    the same seed and groups draw the same resamples, so that their draws can be subtracted.
+    `groups` names each item's group (N items), e.g. each step's problem: steps in one problem depend on each other.
+    `statistic` takes R rows
+    of item weights: how often each item's group was drawn. Calls with the same seed and groups draw the same resamples,
+    so their draws can be subtracted.
     """
     group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     size = len(group_N)
@@ -149,18 +150,18 @@ def bootstrap(
     seed: int,
     fraction: bool = True,
 ) -> Interval:
-    """Returns `interval` of the `draws` of a statistic."""
+    """Returns the `interval` for a statistic's `draws`."""
     return interval(draws(statistic, groups, n, seed=seed), fraction=fraction)
 
 
 def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
-    """Returns the 95 % interval of a statistic by the standard error s of its draws and Student's t, groups less one.
+    """Returns a statistic's 95 % interval by its draws' standard error s and Student's t, groups less one.
 
     Without `fraction`: value +- t s. For a `fraction`, a mean, a ranking probability or a score in [0, 1]: Wilson's
     interval (JASA 22, 1927) with the effective sample size n = value (1 - value) / s^2 (Korn & Graubard, Survey
-    Methodology 24, 1998). At a value of 0 or 1, where all resamples are equal, n is the number of groups.
+    Methodology 24, 1998). At 0 or 1, where all resamples are equal, n counts the groups.
 
-    Draws that are NaN are left out. NaN for fewer than two groups. Raises ValueError for a `fraction` that is none.
+    NaN draws are left out. NaN for fewer than two groups. Raises ValueError if a `fraction` is outside [0, 1].
     """
     value, groups = np.asarray(drawn.value, float), drawn.groups
     if fraction and ((value < -TIE) | (value > 1 + TIE)).any():
@@ -191,7 +192,7 @@ def difference(a: Draws, b: Draws | None = None) -> Difference:
 
 
 def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
-    """Returns the number of each item's group, from 0; more than `MOST_GROUPS` groups are joined at random."""
+    """Returns each item's group number, from 0; more than `MOST_GROUPS` groups are joined at random."""
     groups = np.asarray(groups)
     group_N = np.unique(groups.astype(str) if groups.dtype == object else groups, return_inverse=True)[1].reshape(-1)
     count = int(group_N.max(initial=-1)) + 1
@@ -201,7 +202,7 @@ def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
 
 
 def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:
-    """Returns the `draws` of `weighted_mean`; of many items, those of one group are summed first."""
+    """Returns the `draws` of `weighted_mean`; if there are many items, each group's are summed first."""
     group_N = group_numbers(groups)
     value_NC = np.asarray(value_NC, float)
     if len(group_N) <= MOST_GROUPS:
@@ -215,26 +216,26 @@ def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.
 def mean_differences(
     difference_PC: Float[np.ndarray, "P C"], problems: Sequence[Any] | np.ndarray, seed: int
 ) -> Difference:
-    """Returns the mean of C columns of differences "A less B", with 95 % intervals and `better`; problems are drawn."""
+    """Returns the means of C columns "A less B", with 95 % intervals and `better`; problems are drawn."""
     return difference(mean_draws(difference_PC, problems, seed=seed))
 
 
 class Estimate(NamedTuple):
-    """A mean over runs, the variances that its own is the sum of, each with its degrees of freedom, and of a fraction
-    over problems their term as `interval` has it."""
+    """A mean over runs, the variances that add up to its own, each with its degrees of freedom, and for a fraction the
+    problems' term as in `interval`."""
 
     value: float
     terms: Sequence[tuple[float, float]]
     over_problems: Interval | None = None
 
     def half(self, level: float) -> float:
-        """Returns half the width of the interval that holds the mean at this level, NaN where no variance is known."""
+        """Returns the half-width of the interval that holds the mean at this level, NaN if no variance is known."""
         of_terms = [math.sqrt(v) * scipy.special.stdtrit(freedom, (1 + level) / 2) for v, freedom in self.terms]
         return math.hypot(*of_terms) if self.terms else math.nan
 
     def interval(self) -> Interval:
-        """Returns the 95 % interval: of a fraction in [0, 1], with Wilson's distances in place of the problems' half
-        (Zou & Donner, Statistics in Medicine 27, 2008: distances of parts add as squares)."""
+        """Returns the 95 % interval; for a fraction, in [0, 1], with Wilson's distances in place of the problems' half
+        (Zou & Donner, Statistics in Medicine 27, 2008: the parts' distances add as squares)."""
         if self.over_problems is None:
             return Interval(self.value, self.value - self.half(0.95), self.value + self.half(0.95))
         of_runs = Estimate(self.value, self.terms[:-1]).half(0.95) if len(self.terms) > 1 else 0.0
@@ -243,7 +244,7 @@ class Estimate(NamedTuple):
 
     @property
     def p(self) -> float:
-        """The two-sided p value of a mean of 0: one minus the level at which the interval just reaches 0."""
+        """The two-sided p value for a mean of 0: one minus the level at which the interval just reaches 0."""
         if not self.terms:
             return math.nan
         highest = 1 - 1e-12
@@ -253,15 +254,15 @@ class Estimate(NamedTuple):
 
 
 def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
-    """Returns the mean of one statistic over runs that differ in their seed and were tested on the same problems.
+    """Returns a statistic's mean over runs with different seeds, tested on the same problems.
 
-    The runs' draws are of the same resamples (`draws`). The variance of the mean m of S runs is that of drawing runs
-    and problems both, in the limit of many draws and without its bias for few runs: s^2 / S + G / (G - 1) var_r(m_r),
-    with s^2 the variance of the runs' values, of S - 1 degrees of freedom, and m_r the mean over runs on resample r of
-    the G problems, of G - 1. Half of the interval is the root of the sum of the two terms, each times the square of
-    its Student's t (of a `fraction`, see `Estimate.interval`). That covers where Satterthwaite's degrees of freedom do
-    not, with two or three runs. What runs and problems have in common is in both terms, so the interval is rather too
-    wide. One run has only the second term, runs without draws the first.
+    The runs' draws must share their resamples (`draws`). The variance of the mean m over S runs covers drawing both
+    runs and problems, in the limit of many draws and without its bias for few runs: s^2 / S + G / (G - 1) var_r(m_r),
+    with s^2 the variance between the runs' values (S - 1 degrees of freedom), and m_r the mean over runs on resample r
+    of the G problems (G - 1). The half-width is the root of both terms' sum, each times its squared Student's t (for a
+    `fraction`, see `Estimate.interval`). The interval covers even with two or three runs, unlike with Satterthwaite's
+    degrees of freedom. Variation shared by runs and problems is in both terms, so the interval is rather too wide. One
+    run has only the second term, runs without draws the first.
     """
     mean = _estimate([(1.0, runs)])
     if not fraction or runs[0].groups < 2:
@@ -271,11 +272,11 @@ def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
 
 
 def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bool) -> Estimate:
-    """Returns the mean over runs of A less that of B, as `mean_of_runs`; problems are paired.
+    """Returns A's mean over runs less B's, as `mean_of_runs`; problems are paired.
 
-    With `same_seeds` a[i] and b[i] are of one seed and are paired too. Else the variances of the two sides' runs are
-    added, with the degrees of freedom of Welch (Biometrika 34, 1947). Where one side has a single run, the interval has
-    the problems alone.
+    With `same_seeds` a[i] and b[i] share a seed and are paired too. Else both sides' run variances are added, with
+    Welch's degrees of freedom (Biometrika 34, 1947). If one side has a single run, the interval covers the problems
+    alone.
     """
     if same_seeds:
         pairs = zip(a, b, strict=True)
@@ -284,7 +285,7 @@ def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bo
 
 
 def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]]) -> Estimate:
-    """Returns the sum over sides of sign times the mean of their runs."""
+    """Returns the sum over sides: sign times the mean over runs."""
     value = float(sum(sign * np.mean([run.value for run in runs]) for sign, runs in sides))
     terms = []
     if all(len(runs) > 1 for _, runs in sides):
@@ -298,14 +299,14 @@ def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]]) -> Estimate:
 
 
 def jsonable(x: Any) -> Any:
-    """Returns a number or array as JSON stores it: lists of floats, None for what is not finite."""
+    """Returns a number or array as JSON stores it: lists of floats, None for non-finite values."""
     if isinstance(x, np.ndarray) and x.ndim:
         return [jsonable(item) for item in x]
     return float(x) if np.isfinite(x) else None
 
 
 def _class_weights(score_N, positive_N, weight_RN):
-    """Returns the weights of positives and of negatives at each of the U distinct scores, in rising order."""
+    """Returns the weights of positives and negatives at each distinct score (U), in rising order."""
     score_N, positive_N = np.asarray(score_N), np.asarray(positive_N, bool)
     if np.isnan(score_N).any():
         raise ValueError(f"{np.isnan(score_N).sum()} of {score_N.size} scores are NaN")

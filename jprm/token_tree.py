@@ -1,8 +1,8 @@
-"""`TokenTree`: a reasoning tree as a radix tree of token runs.
+"""`TokenTree`: a reasoning tree as a radix tree over token runs.
 
-A run is a stretch of tokens without a branch inside. A step's ids are inserted after the end of its
-parent, so steps that begin alike share their common prefix, and two equal steps end at the same token. Attention needs
-two arrays: the length and the parent of every run in depth-first order.
+A run is a token stretch without a branch inside. A step's ids are inserted after its parent's end, so steps
+that begin alike share their common prefix, and two equal steps end at the same token. Attention needs
+two arrays: every run's length and parent, in depth-first order.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WRITTEN_MESSAGES = "jprm.methods.messages.tokens:written_messages"
 """Tokenises a message tree; imported on first use."""
 
 REFERENCE = "reference"
-"""The extra written by `jprm label reference`: the reference model's log-probability of the steps so far."""
+"""The extra written by `jprm label reference`: the reference model's log-probability for the steps so far."""
 
 
 BEGIN = "begin"
-"""A computed extra: the depth at which a step's own tokens begin. In a message tree that is the beginning of its
-turn, else the end of the problem."""
+"""A computed extra: the depth at which a step's own tokens begin. In a message tree this is the start of its
+turn, else the problem's end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TokenTree:
 
     @functools.cached_property
     def start_R(self) -> Int[np.ndarray, " R"]:
-        """Index of the first token of each run."""
+        """Index of each run's first token."""
         return np.cumsum(self.length_R) - self.length_R
 
 
@@ -69,8 +69,8 @@ class Geometry:
 def geometry(length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]) -> Geometry:
     """Returns the geometry of runs in depth-first order, in O(R log R + N) for any nesting.
 
-    Each round doubles the distance along last children, for all runs at once, until each run has the last run of its
-    subtree. The depth of a run's end is the number of tokens so far, less the runs whose subtrees have ended.
+    Each round doubles the distance along last children, for all runs at once, until each run has its subtree's last
+    run. A run's end has the depth of all tokens so far, less the runs whose subtrees have ended.
     """
     index_R = np.arange(len(length_R))
     last_R = index_R.copy()
@@ -96,7 +96,7 @@ def ranges(start_K: Int[np.ndarray, " K"], length_K: Int[np.ndarray, " K"]) -> I
 
 
 class _Runs:
-    """Runs under construction: (start, length, parent) into one buffer of ids, so that splitting copies nothing."""
+    """Runs under construction: (start, length, parent) into one id buffer, so splitting copies nothing."""
 
     def __init__(self, problem: Sequence[int]):
         self.flat = array("i", problem)
@@ -104,7 +104,7 @@ class _Runs:
         self._child: dict[tuple[int, int], int] = {}  # (run, first token of the next run) -> next run
 
     def insert(self, run: int, ids: Sequence[int]) -> int:
-        """Adds ids after the end of `run`; returns the run that ends with the last of them."""
+        """Adds ids after the end of `run`; returns the run that ends with the last id."""
         done = 0
         while done < len(ids):
             below = self._child.get((run, ids[done]))
@@ -131,7 +131,7 @@ class _Runs:
         return len(self.start) - 1
 
     def ordered(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns tokens, lengths and parents in depth-first order, and the place of each run in that order."""
+        """Returns tokens, lengths and parents in depth-first order, and each run's place in this order."""
         order_R = _depth_first(np.array(self.start), np.array(self.length), np.array(self.parent))
         rank_R = np.argsort(order_R)
         start_R, length_R, parent_R = (np.array(x, np.int64)[order_R] for x in (self.start, self.length, self.parent))
@@ -142,24 +142,24 @@ class _Runs:
 def token_tree(
     tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = (), weight: str = ""
 ) -> TokenTree:
-    """Tokenises a tree and merges the common prefixes of its chains.
+    """Tokenises a tree and merges its chains' common prefixes.
 
     In a message tree, context has no labels at steps, and no slots at tokens.
 
     Args:
-        supervise: `step` takes node labels (1 with weight 0 if missing). `outcome` takes `correct` of the chain that
+        supervise: `step` takes node labels (1 with weight 0 if missing). `outcome` takes `correct` from the chain that
             ends at the node (1 or 0; weight 0 if unknown). `outcome_steps` and `outcome_tokens` take the mean outcome
-            of the chains through a step or token, with their number as weight. If the loss is linear in the target, as
-            cross-entropy is, this equals the sum over separate chains, each with its outcome at every step or token;
+            over the chains through a step or token, with their number as weight. If the loss is linear in the target,
+            as cross-entropy is, this equals the sum over separate chains, each with its outcome at every step or token;
             for a squared error the gradient does. `token`, for a policy, ends a whole chain at every leaf; see
             `next_tokens`.
-        extras: keys of numbers in nodes, one per step. A missing number becomes NaN, so that a missing class is not
-            class 0. `begin` is computed (`BEGIN`).
-        weight: a key of nodes. Its number multiplies the weight of the node's label or outcome; a missing number is 1,
+        extras: keys of numbers in nodes, one per step. A missing number becomes NaN, so a missing class is not class
+            0. `begin` is computed (`BEGIN`).
+        weight: a key of nodes. Its number multiplies the label's or outcome's weight; a missing number is 1,
             and so is a 0 if the outcome is known (Monte Carlo samples no rollouts from such a node).
 
     Raises ValueError for a step without tokens; `token` with a layout whose chains have no end; slots per token with
-    extras; extras that are missing or not numbers; negative weights.
+    extras; missing or non-numeric extras; negative weights.
     """
     if supervise not in get_args(Supervise):
         raise ValueError(f"supervise is {supervise!r}; use one of {', '.join(get_args(Supervise))}")
@@ -195,7 +195,7 @@ def token_tree(
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """M steps as token ids, each after the ids of the step that it continues."""
+    """M steps as token ids, each after its parent's ids."""
 
     problem: list[int]
     chunks: list[list[int]]  # the ids of each step, the context before it included
@@ -277,7 +277,7 @@ def problem_ids(tree: ReasoningTree, layout: Layout) -> list[int]:
 def _labels(
     tree: ReasoningTree, name: str, supervise: Supervise, weight: str
 ) -> tuple[Float32[np.ndarray, " M"], Float32[np.ndarray, " M"]]:
-    """Returns the label and the weight of every node, in node order."""
+    """Returns every node's label and weight, in node order."""
     marks = [node.label if supervise == "step" else node.correct for node in tree.nodes]
     label_M = np.array([1.0 if mark is None else mark for mark in marks])
     weight_M = np.array([mark is not None for mark in marks], float)
@@ -325,11 +325,11 @@ def merged(
     name: str, problem: Sequence[int], steps: Sequence[Sequence[int]], parents: Sequence[int] | None = None,
     lasts: Sequence[Sequence[int] | None] = (),
 ) -> TokenTree:  # fmt: skip
-    """Merges steps of token ids into a tree, with labels and weights of 1; `node_M` are step indices.
+    """Merges steps (token ids) into a tree, with all labels and weights 1; `node_M` are step indices.
 
     parents: the earlier step that each continues, or -1 for the problem (the default).
-    lasts: ids of steps that are read as the last of their chains (`Layout.last`). Such an end is not continued, so that
-        each is a chain of its own, with `above_M` -1.
+    lasts: ids of steps read as their chain's last (`Layout.last`). Such an end is not continued, so each is a separate
+        chain, with `above_M` -1.
     """
     runs, run_of, read_at = _Runs(problem), [], []
     above_N = np.full(len(steps), -1) if parents is None else np.array(parents, np.int64)
@@ -414,7 +414,7 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
 
 
 def tokens_above(tree: TokenTree) -> Int[np.ndarray, " N"]:
-    """Returns the index of the previous token on each token's path, -1 for the first."""
+    """Returns each token's previous token on its path, -1 for the first."""
     above_N = np.arange(-1, len(tree.tokens_N) - 1)
     above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]
     return above_N
@@ -440,7 +440,7 @@ def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarr
 
 
 def chain_lengths(tree: TokenTree) -> Int[np.ndarray, " M"]:
-    """Returns the number of steps on the chain that ends at each step, the step included."""
+    """Returns the number of steps on the chain up to each step, inclusive."""
     length_M = [0] * len(tree.above_M)
     for slot, above in enumerate(tree.above_M.tolist()):  # a parent's run comes before its children's
         length_M[slot] = 1 + (length_M[above] if above >= 0 else 0)
@@ -450,9 +450,9 @@ def chain_lengths(tree: TokenTree) -> Int[np.ndarray, " M"]:
 def _depth_first(
     start_R: Int[np.ndarray, " R"], length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]
 ) -> Int[np.ndarray, " R"]:
-    """Returns a depth-first order of runs with the deepest sibling last.
+    """Returns a depth-first run order with the deepest sibling last.
 
-    Later parts of a split tree then follow the longest branch and repeat little. Siblings of equal depth keep their
+    A split tree's later parts then follow the longest branch and repeat little. Equally deep siblings keep their
     order.
     """
     by_start = np.argsort(start_R, kind="stable").tolist()  # a parent's tokens appeared before its children's
