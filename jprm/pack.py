@@ -248,10 +248,9 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
     """Returns the cuts 0, ..., M with the fewest total tokens for which every part fits a row.
 
     Let new_j count the tree's tokens up to the end of step j - 1. A part with the steps i <= k < j takes step i's chain
-    and the
-    tokens from there to new_j: depth_i + new_j - new_(i + 1), or prefix_i + new_j - new_i. The best cuts for the first
-    j steps extend the best cuts for the first i, over all i from which a part reaches j. With `siblings` a pair of
-    labelled alternatives in one part is worth more than all tokens.
+    and the tokens from there to new_j: depth_i + new_j - new_(i + 1), or prefix_i + new_j - new_i. The best cuts for
+    the first j steps extend the best cuts for the first i, over all i from which a part reaches j. With `siblings` a
+    pair of labelled alternatives in one part is worth more than all tokens.
     """
     count = len(tree.run_M)
     new_M = shape.stop_R[tree.run_M]

@@ -121,9 +121,8 @@ def draws(
     """Returns the statistic and its values on `n` resamples by whole groups with replacement (a cluster bootstrap).
 
     `groups` names each item's group (N items), e.g. each step's problem: steps in one problem depend on each other.
-    `statistic` takes R rows
-    of item weights: how often each item's group was drawn. Calls with the same seed and groups draw the same resamples,
-    so their draws can be subtracted.
+    `statistic` takes R rows of item weights: how often each item's group was drawn. Calls with the same seed and groups
+    draw the same resamples, so their draws can be subtracted.
     """
     group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     size = len(group_N)

@@ -3,7 +3,7 @@
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16", "int8", "nf4", "gguf"]
-"""How parameters are stored. `gguf` keeps the blocks of a GGUF file."""
+"""How parameters are stored. `gguf` keeps a GGUF file's blocks."""
 
 FileDtype = Literal["float32", "bfloat16", "float16"]
-"""The number type of written weights."""
+"""The number type for written weights."""

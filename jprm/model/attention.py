@@ -46,8 +46,8 @@ ATTENTION = {
 class Implementation:
     """One way to compute attention. To add one, write a file with such a record and a line in `ATTENTION`.
 
-    plan: (until (B, T), position (B, T), config) to anything that `attend` needs of the rows. It is computed once for
-        all layers. It should raise ValueError if the row length is not supported.
+    plan: (until (B, T), position (B, T), config) to anything that `attend` needs to know about the rows. It is computed
+        once for all layers. It should raise ValueError if the row length is not supported.
     attend: (q (B, T, K, G, H), k (B, S, K, H), v (B, S, K, H), plan, config, window) to (B, T, K, G, H): grouped-query
         attention with a softmax in float32. `window` is in positions; None means no window.
     refuses: (config, backend, context) to the reason why the model, the backend (None: any) or rows in `context` parts
@@ -97,7 +97,7 @@ def chain_rows(config: ModelConfig) -> bool:
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Any:
-    """Returns `config.attention`'s plan of the rows. Raises ValueError if it refuses them or this backend."""
+    """Returns `config.attention`'s plan for the rows. Raises ValueError if it refuses them or this backend."""
     implementation = check(config.attention, config, jax.default_backend(), parts(until_BT))
     return implementation.plan(until_BT, position_BT, config)
 
@@ -121,7 +121,7 @@ def suited(name: str) -> str:
 
 
 def capability() -> str:
-    """Returns the compute capability of this machine's GPU, e.g. "9.0"; a name on AMD."""
+    """Returns this machine's GPU compute capability, e.g. "9.0"; a name on AMD."""
     return jax.local_devices()[0].compute_capability
 
 
@@ -136,13 +136,13 @@ def ampere_or_later() -> bool:
 # What several implementations share.
 
 HIDDEN = -1e30
-"""The logit of a hidden key. It is finite, so that a fully hidden row has no NaN; exp(-1e30 - max) is 0 in float32."""
+"""A hidden key's logit. It is finite, so a fully hidden row has no NaN; exp(-1e30 - max) is 0 in float32."""
 
 SAVED = "attention"
-"""Checkpoint name of the attention output, which `remat="dots"` keeps beside products."""
+"""Checkpoint name for the attention output, which `remat="dots"` keeps beside products."""
 
 PROJECTED = "projected"
-"""Checkpoint name of queries, keys, values and the stream after attention, which `remat="attention"` keeps too."""
+"""Checkpoint name for queries, keys, values and the stream after attention, which `remat="attention"` keeps too."""
 
 
 def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]:
@@ -184,7 +184,7 @@ def unsplit_only(name: str, context: int) -> str | None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Unsplit:
-    """Plan of rows that have all their tokens on every device."""
+    """A plan for rows with all tokens on every device."""
 
     until: Int[Array, "B S"]
     position: Int[Array, "B S"]
@@ -196,7 +196,7 @@ def blocked_plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], co
 
 
 def unsplit(*arrays: Array) -> list[Array]:
-    """Gathers arrays (B, T), so that every device has all tokens of its rows."""
+    """Gathers arrays (B, T), so every device has all its rows' tokens."""
     return [jax.sharding.reshard(x, spec("batch", None)) if parts(x) > 1 else x for x in arrays]
 
 
@@ -209,7 +209,7 @@ def attend_in_blocks(
     window: Int[Array, ""] | None = None,
     at_once: bool = False,
 ) -> Float[Array, "B T K G H"]:
-    """Attends in blocks of `attention_block` queries, or with all queries `at_once`."""
+    """Attends in `attention_block`-sized query blocks, or with all queries `at_once`."""
     rows = dataclasses.replace(rows, window=window)
     # Heads before tokens and one contiguous matrix a key-value head: the products are then plain matrix products.
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * config.query_scale
@@ -221,7 +221,7 @@ def attend_in_blocks(
 
 
 def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
-    """Attends if tokens are split: each device gathers the keys and values of its rows for its own queries."""
+    """Attends if tokens are split: each device gathers its rows' keys and values for its own queries."""
 
     def on_device(q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
         k_BKSH, v_BKSH = (jax.lax.all_gather(x, "context", axis=2, tiled=True) for x in (k_BKTH, v_BKTH))
@@ -234,7 +234,7 @@ def _split(blocks, q_BKGTH, k_BKTH, v_BKTH, rows: Unsplit):
 
 
 def _blocks(q_BKGTH, k_BKSH, v_BKSH, rows: Unsplit, config: ModelConfig, at_once: bool, first=0):
-    """Attends one query block at a time, rematerialised. `first` is the row index of the first query."""
+    """Attends one query block at a time, rematerialised. `first` is the first query's row index."""
     T, S = q_BKGTH.shape[3], k_BKSH.shape[2]
     # At most 64 blocks, which bounds the size of the compiled program.
     block = T if at_once else max(config.attention_block, -(-T // 64))

@@ -18,7 +18,7 @@ KINDS = {
     "dense": "jprm.model.transformer:DENSE",
     "experts": "jprm.methods.layers.experts:EXPERTS",
 }
-"""Kinds of layers by name (`jprm.model.layers`), imported on first use; `module:NAME` is the user's own."""
+"""Layer kinds by name (`jprm.model.layers`), imported on first use; `module:NAME` is the user's own."""
 
 NORMS = ("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm")
 """Before the mixer, before the MLP, after the mixer, after the MLP."""
@@ -29,7 +29,7 @@ MOST_LAYERS = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How the frequencies differ from theta^(-2i / head_dim). Unused fields of a kind keep their defaults.
+    """How the frequencies differ from theta^(-2i / head_dim). A kind's unused fields keep their defaults.
 
     linear: divides all by `factor` (Chen et al. 2023).
     llama3: divides long wavelengths by `factor`, keeps short ones, blends between (Llama 3.1's `apply_scaling`).
@@ -142,7 +142,7 @@ class ModelConfig:
     """The backward pass recomputes: nothing; everything but products; the MLP (attention is kept); everything but
     layer inputs. Memory falls in this order."""
     product_layers: int = 0
-    """The last layers of each group, this many, keep products like `remat="dots"`, as memory allows."""
+    """Each group's last layers, this many, keep products like `remat="dots"`, as memory allows."""
     attention: str = "blocked"  # a name in `jprm.model.attention.ATTENTION`, or module:NAME
     attention_block: int = 256  # queries a block of `blocked` and `paths`; `kernel` chooses its own
 
@@ -247,13 +247,13 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling(
 
 
 def step_layer(name: str) -> type[nn.Module]:
-    """Returns the module that `ModelConfig.steps` names (`module:NAME`); it changes the hidden states at step ends.
+    """Returns the module named by `ModelConfig.steps` (`module:NAME`); it changes the hidden states at step ends.
 
     It must be a Linen module with one field, `config`, called with states x_BSD (B, S, D) in the computation dtype and
-    parent_BS (B, S), the slot of the previous step (-1 at a first step). It returns states of the same shape. Its
+    parent_BS (B, S), the previous step's slot (-1 at a first step). It returns states with the same shape. Its
     parameters are `params["steps"]`: trained with the head, always float32.
 
-    A step's state must depend only on earlier steps of its own chain. Slots hold whole trees in training, one chain in
+    A step's state must depend only on earlier steps in its own chain. Slots hold whole trees in training, one chain in
     a live search, and padding with parent -1.
 
     Raises ValueError if there is no such module.
@@ -265,12 +265,12 @@ def step_layer(name: str) -> type[nn.Module]:
 
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:
-    """Returns the parts that the config names as `module:NAME`, by field."""
+    """Returns the parts named `module:NAME` in the config, by field."""
     return {field: find_part(name, {}, f"model.{field}") for field, name in own_names(config).items()}
 
 
 def own_names(config: ModelConfig) -> dict[str, str]:
-    """Returns the `module:NAME` values of a config by field, e.g. `mixers.0` for the first of a pattern."""
+    """Returns a config's `module:NAME` values by field, e.g. `mixers.0` for a pattern's first."""
     named: dict[str, Any] = {}
     for field, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config)):
         named |= {f"{field}.{i}": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field: value}
@@ -278,7 +278,7 @@ def own_names(config: ModelConfig) -> dict[str, str]:
 
 
 def _repeats(pattern: tuple) -> int:
-    """Returns the length of the shortest prefix that generates the pattern by repetition."""
+    """Returns the length of the shortest prefix that repeats to the pattern."""
     return next((n for n in range(1, len(pattern)) if pattern[n:] == pattern[: len(pattern) - n]), len(pattern))
 
 

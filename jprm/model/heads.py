@@ -1,4 +1,4 @@
-"""Heads: the meaning of the logits of a step or a token, one `Head` record each in `HEADS`.
+"""Heads: the meaning of step or token logits, one `Head` record each in `HEADS`.
 
 Only the head knows how many logits there are and what they mean. Other code reads the record:
 
@@ -9,9 +9,9 @@ Only the head knows how many logits there are and what they mean. Other code rea
     head.judge(logit_BSC, target_BS)             # scores and correct steps, for metrics
     head.target                                  # the labels that it takes
 
-A published model replaces the record's `Readout` by its own. To add a head, write a record. A head of named outputs,
-such as kinds of errors, needs none: `sigmoid=correct,wrong_sum,copied` gives each a probability of its own, and
-`softmax=correct,wrong_sum,copied` gives probabilities that sum to 1. The first is the score.
+A published model brings its own `Readout`. To add a head, write a record. A head with named outputs, e.g. error kinds,
+needs none: `sigmoid=correct,wrong_sum,copied` gives each its own probability, and `softmax=correct,wrong_sum,copied`
+gives probabilities summing to 1. The first is the score.
 
 Outputs other than the score are written to records under `outputs`. `quantile` and `ensemble` give `low` and `high`,
 which a search can use as the score (`jprm.score.scorer.PRM.by`).
@@ -32,7 +32,7 @@ from jaxtyping import Array, Float
 from jprm.options import find_part
 
 Output = Callable[[Float[Array, "*B C"]], Float[Array, "*B"]]
-"""Maps logits to one number per step. It must be hashable, because it is a static argument of compiled programs."""
+"""Maps logits to one number per step. It must be hashable, as a static argument to compiled programs."""
 
 
 @jax.tree_util.register_static
@@ -59,10 +59,10 @@ class Readout:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Weighted:
-    """An output: sum of factor x activation over the channels, in float32.
+    """An output: the sum of factor x activation over channels, in float32.
 
-    After a softmax, (0, 1) is the probability of the second of two classes, (0, 1, 1) one minus the probability of the
-    first of three, and (-1, 1) a difference. After a sigmoid, (1,) is the probability of a log-odds.
+    After a softmax, (0, 1) is the second class' probability among two, (0, 1, 1) one minus the first one's among three,
+    and (-1, 1) a difference. After a sigmoid, (1,) is the log-odds' probability.
     """
 
     activation: Literal["softmax", "sigmoid", "none"]
@@ -95,7 +95,7 @@ class Unless:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A kind of training target, and the experiment fields that produce it."""
+    """A kind of training target, and the experiment fields behind it."""
 
     name: str
     supervise: tuple[str, ...]  # values of data.supervise
@@ -111,27 +111,27 @@ CLASS = Target("class", ("step",), ("third",), 1.0)
 NAMED = Target("named outputs", ("step",), ("positive", "negative", "drop", "none"), 0.5)
 """Several named properties per step: the label for the first, `data.extras` for the others."""
 TOKEN = Target("token", ("token",), ("none",), -math.inf)
-"""The id of the next token; every token counts as correct."""
+"""The next token's id; every token counts as correct."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """The meaning of the logits of a step or a token."""
+    """The meaning of step or token logits."""
 
     channels: tuple[str, ...]
-    """Names of the logits, in order; () means one logit per vocabulary entry."""
+    """Logit names, in order; () means one logit per vocabulary entry."""
     readout: Readout | None
     """Logits to named outputs; None if the head scores no steps."""
     target: Target
     log_likelihood: Callable[[Array, Array], Array] | None = None
     """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant, or None."""
     log_odds: tuple[float, ...] = ()
-    """The channel logits that mean log-odds of 1. `jprm.methods.layers.head_init` scales its fitted log-odds by
-    them. () if the score is no function of log-odds; such a head is not fitted before training."""
+    """The channel logits for log-odds 1. `jprm.methods.layers.head_init` scales its fitted log-odds by them. () if the
+    score does not depend on log-odds; such a head is not fitted before training."""
     bias: tuple[float, ...] = ()
     """Initial bias per channel; () is 0."""
     spread: float = 0.0
-    """Standard deviation of the initial logits, so that channels of equal meaning become different; 0: kernel at 0."""
+    """Standard deviation of the initial logits, so channels with equal meaning become different; 0: kernel at 0."""
 
     def size(self, vocab_size: int) -> int:
         return len(self.channels) or vocab_size
@@ -143,13 +143,13 @@ class Head:
         return isinstance(score, Weighted) and (score.activation == "softmax" or self.target == NAMED)
 
     def likelihood(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """Returns the log-likelihood of the targets. Raises ValueError if the head has none."""
+        """Returns the targets' log-likelihood. Raises ValueError if the head has none."""
         if self.log_likelihood is None:
             raise ValueError(f"a head with channels {self.channels} has no log_likelihood")
         return self.log_likelihood(logit_BSC, target_BS)
 
     def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
-        """Returns (score, is correct) per step, both (...). A policy's score is the probability of the token."""
+        """Returns (score, is correct) per step, both (...). A policy's score is the token's probability."""
         if self.readout is not None:
             score_BS = self.readout.score(logit_BSC)
         else:
@@ -171,7 +171,7 @@ def class_log_probability(logit_BSC: Array, target_BS: Array) -> Float[Array, "*
 
 
 def two_class_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns t log p + (1 - t) log(1 - p) for target t, with p the softmax of the second class."""
+    """Returns t log p + (1 - t) log(1 - p) for target t, with p the second class' softmax."""
     log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
     return target_BS * log_BSC[..., 1] + (1.0 - target_BS) * log_BSC[..., 0]
 
@@ -182,10 +182,10 @@ def log_odds_log_likelihood(logit_BS1: Array, target_BS: Array) -> Float[Array, 
 
 
 LEVELS = (0.05, 0.95)
-"""Quantile levels of `low` and `high`: nine labels in ten lie between them."""
+"""Quantile levels for `low` and `high`: nine labels in ten lie between them."""
 
 MEMBERS, NORMAL = 5, 1.645
-"""Ensemble size; and the standard deviations that enclose 90% of a normal distribution."""
+"""Ensemble size; and the standard deviations that enclose 90% in a normal distribution."""
 
 
 def _mean(logit_BSC: Array) -> Float[Array, "*B"]:
@@ -203,10 +203,10 @@ def _upper(logit_BSC: Array) -> Float[Array, "*B"]:
 
 
 def quantile_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns the mean's t log p + (1 - t) log(1 - p), less the pinball losses of the quantiles.
+    """Returns the mean's t log p + (1 - t) log(1 - p), less the quantiles' pinball losses.
 
     Pinball losses are negative log-likelihoods of asymmetric Laplace distributions (Koenker and Machado 1999). They
-    train the distances of the quantiles from the mean, and leave the mean alone.
+    train the quantiles' distances from the mean, and leave the mean alone.
     """
     around_BSC = jnp.concatenate([jax.lax.stop_gradient(logit_BSC[..., :1]), logit_BSC[..., 1:]], axis=-1)
     loss_BS = sum(
@@ -277,7 +277,7 @@ UNREAD = Readout(score=_unread)
 
 
 def find(name: str) -> Head:
-    """Returns the head of this name, or of `module:NAME`. Raises ValueError if there is none.
+    """Returns the head by this name, or from `module:NAME`. Raises ValueError if there is none.
 
     `channels=N` is a head with N uninterpreted channels, e.g. for a published model, whose adapter reads them.
     `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have one output per name; the first is the score.
@@ -290,7 +290,7 @@ def find(name: str) -> Head:
 
 
 def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) -> Head:
-    """Returns a head of named outputs. Raises ValueError if a name repeats or is `score`."""
+    """Returns a head with named outputs. Raises ValueError if a name repeats or is `score`."""
     if len(set(names)) < len(names) or "score" in names:
         raise ValueError(
             f"head {activation}={','.join(names)}: names must differ, and `score` is reserved for the first"
@@ -301,7 +301,7 @@ def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) 
 
 
 def of_channels(count: int) -> str:
-    """Returns the name of a one-output head with `count` channels, registered if possible; 0 means vocabulary."""
+    """Returns the name for a one-output head with `count` channels, registered if possible; 0 means vocabulary."""
     plain = {name: head for name, head in HEADS.items() if head.readout is None or len(head.readout.outputs) == 1}
     for name, head in plain.items():
         if len(head.channels) == count:

@@ -1,4 +1,4 @@
-"""Reinforcement learning of a policy with outcomes and process rewards: sampled tokens, credit, a resumable loop."""
+"""Reinforcement learning with outcomes and process rewards: sampled tokens, credit, a resumable loop."""
 
 RESULT = "rl.json"
-"""The verdict and the figures of every evaluation, in a run's folder."""
+"""The verdict and every evaluation's figures, in a run's folder."""

@@ -24,7 +24,7 @@ from jprm.options import place_of
 
 @dataclasses.dataclass(frozen=True)
 class UpdateMethod:
-    """The data of an update, and its objective with fixed options.
+    """An update's data, and its objective with fixed options.
 
     samples: whether the policy samples; else it learns from the solutions in the problem files, as many tokens as an
         update's samples would have.
@@ -51,14 +51,14 @@ METHODS = {
 
 @dataclasses.dataclass(frozen=True)
 class GuardConfig:
-    """Penalties of an update, and conditions to end a run.
+    """Penalties for samples, and conditions to end a run.
 
-    floor: the reward of a blank or cut-off chain; below 0 it counts under every credit.
+    floor: the reward for a blank or cut-off chain; below 0 it counts under every credit.
     gaming: end the run, and restore the best checkpoint, if the PRM's score is above the best checkpoint's and fewer
-        answers are correct. An evaluation raises the suspicion, and fresh samples of both policies decide: at most 5 %
-        of runs without a loss are ended (`jprm.methods.rl.progress.fresh_test`).
-    kl_budget: end the run if the estimate of KL(policy, start), in nats per token, is above it; 0: no limit.
-    disagreement: end the run if the mean distance between the two PRMs' scores of a step exceeds it; 0: no limit.
+        answers are correct. An evaluation raises the suspicion, and fresh samples from both policies decide: at most 5
+        % of runs without a loss are ended (`jprm.methods.rl.progress.fresh_test`).
+    kl_budget: end the run if the estimated KL(policy, start), in nats per token, is above it; 0: no limit.
+    disagreement: end the run if the two PRMs' step scores differ by more on average; 0: no limit.
     """
 
     floor: float = -1.0
@@ -80,7 +80,7 @@ class EnvironmentConfig:
     `jprm.methods.worlds.environment`.
 
     name: `FILE.py:NAME` or `module:NAME`.
-    turns: the most turns of an episode. `max_tokens` limits one turn, and `tokens` all turns with the environment's
+    turns: the most turns per episode. `max_tokens` limits one turn, and `tokens` all turns with the environment's
         answers.
     at_once, seconds, processes: as in `World`. A call that fails or takes too long costs its sample and is counted.
     template: a folder with the chat template; empty: the policy's.
@@ -100,14 +100,14 @@ class EnvironmentConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RefreshConfig:
-    """The PRM's own training on steps of the current policy.
+    """The PRM's own training on the current policy's steps.
 
     every: updates between refreshes, each on the last update's samples; 0: the PRM stays fixed.
-    labels: `working`, the check of the working; `rollouts`, whether the verifier accepts completions of a step by the
-        current policy; `outcome`, the verifier's rewards of chains, for an outcome model or an implicit PRM.
+    labels: `working`, the check of the working; `rollouts`, whether the verifier accepts the current policy's
+        completions of a step; `outcome`, the verifier's rewards for chains, for an outcome model or an implicit PRM.
     rollouts, chains: for labels="rollouts", completions per step, and labelled samples per problem.
-    steps, learning_rate: of the PRM's optimizer, which is otherwise that of its run.
-    replay: files of labelled steps to train on too, e.g. the PRM's own data.
+    steps, learning_rate: for the PRM's optimizer, which otherwise keeps its run's settings.
+    replay: more files with labelled steps to train on, e.g. the PRM's own data.
     """
 
     every: int = 0
@@ -136,8 +136,8 @@ class RLExperiment:
     model: model fields that its files lack, or changes to a run's model: dtype, remat, attention, ...
     problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with other fields for the verifier, e.g.
     `tests`; only evaluations use the second.
-    prm, second_prm: folders of PRMs, or empty. The second never gives credit: its disagreement shows gaming.
-    verifier: `answer`, `boxed` (only a box counts), `tests` (of programs), or your own, `module:NAME` or
+    prm, second_prm: PRM folders, or empty. The second never gives credit: its disagreement shows gaming.
+    verifier: `answer`, `boxed` (only a box counts), `tests` (for programs), or your own, `module:NAME` or
         `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
         `jprm.methods.verify.verifiers.Verifier`.
     working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
@@ -145,14 +145,14 @@ class RLExperiment:
     method: a name in `METHODS`.
     tokens: per row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
     sampler_rows: the most samples decoded at once.
-    sampler_dtype: storage type of the sampler's matrices; empty: the policy's computation dtype.
-    prm_dtype: storage type of the PRMs; if bfloat16 or float32, also their computation dtype. Empty: as trained.
-    reference_dtype: storage type of the reference's decoder.
-    stale: an update's samples are drawn this many updates before it learns from them, by the policy of that time. 0: by
-        the policy that learns from them.
-    carry: with `stale`, sampling stops with the update's last sample. Unfinished samples of later updates continue with
+    sampler_dtype: the sampler's matrix storage type; empty: the policy's computation dtype.
+    prm_dtype: the PRMs' storage type; if bfloat16 or float32, also their computation dtype. Empty: as trained.
+    reference_dtype: the reference decoder's storage type.
+    stale: an update's samples are drawn this many updates earlier, by the policy at that time. 0: by the policy that
+        learns from them.
+    carry: with `stale`, sampling stops with the update's last sample. Later updates' unfinished samples continue with
         the next policy, and each token keeps the log-probability under the policy that sampled it.
-    sampling_hosts: with `stale`, this many of the job's last processes sample and judge while the others learn; 0: all
+    sampling_hosts: with `stale`, the job's last processes, this many, sample and judge while the others learn; 0: all
         processes do both, in turn.
     reference: keep the start's parameters and measure the KL against them.
     checkpoint_every: updates between checkpoints. A new best evaluation has one too.

@@ -1,14 +1,14 @@
-"""Credit: from the rewards of a group of samples to an advantage per token, as pure numpy functions.
+"""Credit: from a sample group's rewards to an advantage per token, as pure numpy functions.
 
-A group is G samples of one problem. A sample is P steps and a tail, the tokens after its last step, if any. So a chain
+A group is G samples for one problem. A sample is P steps and a tail, the tokens after its last step, if any. So a chain
 has P + 1 segments, and an array over them ends in P1. The verifier's reward arrives with the tail. Letters: G samples,
-P steps, T tokens of one sample.
+P steps, T tokens in one sample.
 
-    reward of a segment -> sum of later rewards (`to_go`) -> less the group's baseline -> every token of the segment
+    segment reward -> sum of later rewards (`to_go`) -> less the group's baseline -> every token in the segment
 
-A credit (`CREDITS`, or the user's own) defines the reward of a segment, and the PRM scales that it accepts. Credits
-include the verifier's reward; credits of the PRM alone have names that show it, because a policy learns to please a PRM
-faster than to be correct.
+A credit (`CREDITS`, or the user's own) defines segment rewards, and the PRM scales that it accepts. Credits
+include the verifier's reward; credits from the PRM alone have names that show it, because a policy learns to please a
+PRM faster than to be correct.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EQUAL = 1e-6
 Array = np.ndarray
 Process = list[Float[Array, " P1"]]
 Statistics = Callable[[Float[Array, " G"]], tuple[Float[Array, " G"], float]]
-"""Returns of a group to each sample's baseline, and the divisor of advantages."""
+"""A group's returns to each sample's baseline, and the advantages' divisor."""
 
 
 # Outcome advantages over a group.
@@ -47,7 +47,7 @@ ADVANTAGES: dict[str, Statistics] = {
     # Shao et al. 2024; G - 1 in the deviation, as in TRL and verl
     "grpo": lambda return_G: (np.full_like(return_G, return_G.mean()), float(np.std(return_G, ddof=1))),
 }
-"""Baselines by name: none, the group's mean, the mean of the others, the mean with division by the deviation.
+"""Baselines by name: none, the group's mean, the others' mean, the group's mean with division by the deviation.
 
 A baseline over the other samples does not depend on the sample; the mean over all scales the expected gradient by (G -
 1) / G. A group without variance gives 0, except under "reinforce", which has no baseline.
@@ -55,7 +55,7 @@ A baseline over the other samples does not depend on the sample; the mean over a
 
 
 def checked(reward_G: Float[Array, " G"], name: str) -> None:
-    """Raises ValueError for an unknown name, a non-finite reward, or a group of one, which has no baseline."""
+    """Raises ValueError for an unknown name, a non-finite reward, or a group with one sample, which has no baseline."""
     if name not in ADVANTAGES:
         raise ValueError(f"advantage={name!r} is not one of {', '.join(ADVANTAGES)}")
     if not np.isfinite(reward_G).all():
@@ -87,8 +87,8 @@ def last_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
 def min_form(score_P: Float[Array, " P"], temperature: float) -> Float[Array, " P1"]:
     """c_j = softmax_j(-r / T) r_j (Cheng et al. 2025, PURE, equation 6): the worst step decides.
 
-    The sum of c goes to the minimum of r as T goes to 0, and to the mean as T goes to infinity. A step's c depends on
-    later steps, so rewards to go are not an unbiased gradient of E[sum c], unlike with the other forms.
+    sum(c) goes to min(r) as T goes to 0, and to the mean as T goes to infinity. A step's c depends on later steps, so
+    rewards to go give a biased gradient of E[sum c], unlike with the other forms.
     """
     score_P = np.asarray(score_P, np.float64)
     if not temperature > 0:
@@ -123,15 +123,15 @@ def implicit(log_ratio_P: Float[Array, " P"]) -> Float[Array, " P1"]:
 
 
 def gate(credit_P1: Float[Array, " P1"], correct: bool) -> Float[Array, " P1"]:
-    """Returns the credit if the chain is accepted; else only its negative part, so that a rejected chain never pays.
+    """Returns the credit if the chain is accepted; else only its negative part, so a rejected chain never pays.
 
-    The product of credit and verdict would also forgive an incorrect chain its worst steps.
+    Multiplying credit by verdict would also forgive an incorrect chain its worst steps.
     """
     return credit_P1 if correct else np.minimum(credit_P1, 0.0)
 
 
 def to_go(reward_P1: Float[Array, " P1"], gamma: float = 1.0) -> Float[Array, " P1"]:
-    """Returns the reward to go of every segment: the sum over k >= j of gamma^(k - j) r_k."""
+    """Returns every segment's reward to go: the sum over k >= j of gamma^(k - j) r_k."""
     total, return_P1 = 0.0, np.zeros(len(reward_P1))
     for segment in reversed(range(len(reward_P1))):
         return_P1[segment] = total = float(reward_P1[segment]) + gamma * total
@@ -156,7 +156,7 @@ def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
 
 
 def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
-    """C_j - b_j, with b_j over the C_j of the samples that reach the j-th segment (Peters & Schaal 2008).
+    """C_j - b_j, with b_j over C_j in the samples that reach the j-th segment (Peters & Schaal 2008).
 
     b_j is 0 if no other sample does. It depends on j, known before the segment is sampled, and on other samples, so the
     gradient is unbiased for any lengths.
@@ -176,12 +176,12 @@ def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
 
 
 def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
-    """The sum of gamma^(k - j) (c_k - m) over the steps k >= j.
+    """The sum of gamma^(k - j) (c_k - m) over steps k >= j.
 
-    m is the mean over the other samples of a sample's mean step reward (Cui et al. 2025, PRIME, and Cheng et al. 2025,
-    PURE, per token), with "dr_grpo" over all samples. With "grpo" c_k is less the mean of all steps of the group and
-    divided by their deviation (Shao et al. 2024, DeepSeekMath, section 4.1.3): sums of several steps do not scale with
-    the deviation of full returns.
+    m averages the other samples' mean step rewards (Cui et al. 2025, PRIME, and Cheng et al. 2025, PURE, per token),
+    with "dr_grpo" over all samples. With "grpo" c_k is less the mean over all steps in the group and divided by their
+    deviation (Shao et al. 2024, DeepSeekMath, section 4.1.3): sums over several steps do not scale with full returns'
+    deviation.
 
     m is subtracted once per following step. If the policy decides how many follow, that changes the objective: a step
     costs m.
@@ -204,17 +204,17 @@ def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
 
 
 BASELINES = {"to_go": less_return_to_go, "return": less_full_return, "step": less_step_reward}
-"""Functions that subtract a baseline from the returns of segments, by name."""
+"""Functions that subtract a baseline from segment returns, by name."""
 
 
 # Advantages of whole methods, which have baselines of their own.
 
 States = Sequence[Sequence[object]]
-"""For each sample, a key of the state before each segment: equal states have equal keys."""
+"""For each sample, a key for the state before each segment: equal states have equal keys."""
 
 
 def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
-    """Returns the advantages of returns among themselves; 0 if there is only one, or all are equal."""
+    """Returns advantages: each return compared with the others; 0 if there is only one, or all are equal."""
     if len(return_N) < 2 or equal(return_N):
         return np.zeros(len(return_N))
     baseline_N, scale = ADVANTAGES[name](return_N)
@@ -225,7 +225,7 @@ def gdpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config
     """A_i = norm(R)_i + w norm(S)_i, each component normalised separately in the group (Liu et al. 2026, GDPO).
 
     S is a sample's mean step score. Summing before normalising would lose the component with the smaller spread. The
-    paper also divides by the deviation of the batch, one number for all samples of an update.
+    paper also divides by the batch's deviation, one number for all samples in an update.
     """
     score_G = np.array([score_P.mean() if len(score_P) else 0.0 for score_P in score_GP])
     total_G = normalised(reward_G, config.advantage) + config.weight * normalised(score_G, config.advantage)
@@ -235,8 +235,8 @@ def gdpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config
 def gigpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
     """A_j = norm(sum_k r_k) + w norm(C_j | equal states) (Feng et al. 2025, GiGPO).
 
-    Rewards are the steps' scores, and the verifier's at the end. C_j is the reward to go, compared among all segments
-    of the group that begin in the same state; a state with one occurrence gives 0.
+    Rewards are the steps' scores, and the verifier's at the end. C_j is the reward to go, compared among all the
+    group's segments that begin in the same state; a state with one occurrence gives 0.
     """
     reward_GP1 = [np.append(score_P, reward) for score_P, reward in zip(score_GP, reward_G, strict=True)]
     total_G = normalised(np.array([reward_P1.sum() for reward_P1 in reward_GP1]), config.advantage)
@@ -273,15 +273,14 @@ def turn_gae(reward_G: Float[Array, " G"], score_GP: Process, states: States, co
 # Named credits.
 
 Form = Callable[["Float[Array, ' P']", "CreditConfig", float], "Float[Array, ' P1']"]
-"""(scores of the steps, options, mean score of the group's first steps) to segment rewards."""
+"""(step scores, options, mean score of the group's first steps) to segment rewards."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Credit:
     """Rewards for a chain's steps.
 
-    form: (scores of the steps, options, mean score of the group's first steps) to rewards of P + 1 segments; None
-        rewards no step.
+    form: (step scores, options, mean score of the group's first steps) to P + 1 segment rewards; None rewards no step.
     scales: the scales that `form` accepts (`jprm.score.scale.Scale.weight`).
     tail: whether the form rewards the tail, which is not a step.
     verifier: whether the verifier's reward counts.
@@ -329,7 +328,7 @@ odds."""
 
 
 def find(name: str) -> Credit:
-    """Returns the credit of a name in `CREDITS`, `module:NAME` or `FILE.py:NAME`; raises like `find_part`."""
+    """Returns the credit named in `CREDITS`, `module:NAME` or `FILE.py:NAME`; raises like `find_part`."""
     return find_part(name, CREDITS, "credit.name", Credit, files=True)
 
 
@@ -340,15 +339,15 @@ class CreditConfig:
     name: in `CREDITS`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
     advantage: in `ADVANTAGES`.
     baseline: in `BASELINES`; None is `step` with advantage="grpo", which allows no other, and `to_go` otherwise.
-    norm: the divisor of a token's advantage. `sequence`, its sample's tokens (GRPO); `group`, the mean number of
-        tokens in the group (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole
-        advantage on its last token, for the ratio of sequences (GSPO).
+    norm: the divisor for a token's advantage. `sequence`, its sample's tokens (GRPO); `group`, the group's mean token
+        count (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole advantage on its
+        last token, for sequence ratios (GSPO).
     length: tokens, for norm=constant.
-    weight: factor of step rewards beside the verifier's.
-    temperature: of the min-form.
+    weight: factor for step rewards beside the verifier's.
+    temperature: for the min-form.
     gamma: discount per segment.
-    lam: lambda of `turn_gae`: 1 is R - V before the turn, 0 the change of the value.
-    offset: added to every score. -1 makes probabilities at most 0, so that an added step never pays.
+    lam: lambda for `turn_gae`: 1 is R - V before the turn, 0 the change in value.
+    offset: added to every score. -1 makes probabilities at most 0, so an added step never pays.
     gate: apply `gate`.
     """
 
@@ -426,7 +425,7 @@ class CreditConfig:
 def segment_rewards(
     reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
 ) -> Process:
-    """Returns the form's rewards of every sample's segments, gated by the verifier's rewards.
+    """Returns the form's rewards for every sample's segments, gated by the verifier's rewards.
 
     The verifier's own rewards are not included. For the arguments see `segment_advantages`.
 
@@ -458,13 +457,13 @@ def segment_advantages(
     config: CreditConfig,
     states: States | None = None,
 ) -> list[Float[Array, " P1"]]:
-    """Returns the advantages of every sample's segments.
+    """Returns the advantages for every sample's segments.
 
     Args:
         reward_G: the verifier's rewards, above 0 for a correct sample. A negative one is a penalty, e.g. for a chain
             that was cut off, and counts under every credit.
-        scores: the PRM's scores of every sample's steps. `verifier` needs only their number.
-        states: keys of the state before each segment, for `gigpo`; by default only the first ones are equal.
+        scores: the PRM's scores for every sample's steps. `verifier` needs only their number.
+        states: state keys before each segment, for `gigpo`; by default only the first ones are equal.
 
     Raises ValueError like `checked`, and if the form does not give P + 1 rewards.
     """
@@ -488,7 +487,7 @@ def segment_advantages(
 def token_weights(lengths: Sequence[int], config: CreditConfig) -> list[Float[Array, " T"]]:
     """Returns every token's weight by `config.norm`; `last` is like `sequence`.
 
-    Divided by the number of samples, their sum over a group is 1, or the mean length over `config.length`.
+    Divided by the sample count, their sum over a group is 1, or the mean length over `config.length`.
     """
     mean = sum(lengths) / max(len(lengths), 1)
     scale = {"group": mean, "constant": config.length}
@@ -519,10 +518,10 @@ def token_advantages(
 
 
 def states_of(sample: Rollout) -> list[object]:
-    """Returns keys of the states before each segment of a sample.
+    """Returns state keys before each segment in a sample.
 
-    In an episode the state is the environment's text before the turn, at the beginning of the segment; else all earlier
-    tokens. The first state of a group's samples is the problem.
+    In an episode the state is the environment's text before the turn, where the segment begins; else all earlier
+    tokens. The first state in a group's samples is the problem.
     """
     states, prefix, spans = [], hashlib.sha256(), list(sample.observed)
     for begin, stop in itertools.pairwise([0, *sample.step_stop, len(sample.ids)]):
@@ -533,7 +532,7 @@ def states_of(sample: Rollout) -> list[object]:
 
 
 def sampled_weights(samples: Sequence[Rollout], config: CreditConfig) -> list[Float[Array, " T"]]:
-    """Returns `token_weights` of the sampled tokens; an environment's tokens have weight 0 and are not counted."""
+    """Returns `token_weights` for the sampled tokens; an environment's tokens have weight 0 and are not counted."""
     sampled = [sample.sampled_T for sample in samples]
     weights = token_weights([int(sampled_T.sum()) for sampled_T in sampled], config)
     spread = []

@@ -1,7 +1,7 @@
 """A policy sampled by SGLang or vLLM servers. Parameters reach them as files, and every push is tested.
 
-A server may report an update but keep some or all of its old weights, and training on its samples then fails silently.
-So after every push the server computes the log-probabilities of some kept samples. They must equal the learner's within
+A server may report an update but keep some or all old weights, and training on its samples then fails silently.
+So after every push the server computes log-probabilities for some kept samples. They must equal the learner's within
 a tolerance, and their difference must not point back to the last push's parameters, the first push, or only the
 old embedding or head.
 
@@ -11,8 +11,8 @@ old embedding or head.
 A server that does not answer is left out, and the others draw its samples; if none is left, this process does. Before
 it is used again, it loads the last push's parameters and is tested.
 
-vLLM stores the head of a model with tied embeddings separately (0.32 on CPUs), so a push holds the head as a tensor
-too. Every sampling parameter is sent, because a server's defaults (`generation_config.json`) may differ.
+vLLM stores the head separately even if it is tied (0.32 on CPUs), so a push holds the head as a tensor too. Every
+sampling parameter is sent, because a server's defaults (`generation_config.json`) may differ.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MOST_BYTES = 2**26
 
 Ids = Sequence[int]
 Call = tuple[str, dict[str, Any]]
-"""Path and body of a request."""
+"""A request's path and body."""
 
 Sampled = tuple[list[int], list[float], bool]
 """Ids, their log-probabilities, and whether the end of text was sampled."""
@@ -108,7 +108,7 @@ class EngineConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Dialect:
-    """Requests and replies of one kind of server."""
+    """Requests and replies for one server kind."""
 
     # (folder, model) to the calls after which it serves the parameters in the folder
     update: Callable[[str, str], list[Call]]
@@ -191,7 +191,7 @@ DIALECTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Probes:
-    """Settings of the test after each push."""
+    """Settings for the test after each push."""
 
     prefixes: Sequence[Prefix]  # whose samples are kept
     folder: Place  # where parameters are written, if the server's settings name none
@@ -328,7 +328,7 @@ class RemoteSampler(Sampler):
             raise ValueError(f"{url}: after the push of {name} {reason}")
 
     def _with(self, params: Mapping, part: str, before: pathlib.Path) -> Float32[np.ndarray, " N"]:
-        """Returns the kept tokens' log-probabilities with the embedding or head of an earlier push."""
+        """Returns the kept tokens' log-probabilities with an earlier push's embedding or head."""
         file, decoder = Tensors(before), dict(params["decoder"])
         place, kernel = decoder["embed"].sharding, params.get("head", {}).get("kernel")
         with jax.set_mesh(self.mesh):
@@ -402,7 +402,7 @@ class RemoteSampler(Sampler):
 
     @contextlib.contextmanager
     def _between_pushes(self, place: str) -> Iterator[str]:
-        """Waits for the end of a push; the next push waits for the end of the block."""
+        """Waits until a push has ended; the next push waits until the block has ended."""
         with self._turn:
             self._turn.wait_for(lambda: not self._pushing)
             self._busy[place] += 1
@@ -457,7 +457,7 @@ class RemoteSampler(Sampler):
         raise ConnectionError(f"{url}{path}: {reason}")
 
     def _attempt(self, url: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        """Returns status and body of a reply. Raises ConnectionError if it is compressed or too long."""
+        """Returns a reply's status and body. Raises ConnectionError if it is compressed or too long."""
         deadline, content = time.monotonic() + self.engine.timeout_s, bytearray()
         with self._client.stream("POST", url, json=body) as reply:
             if reply.headers.get("content-encoding", "identity").strip().lower() != "identity":
@@ -475,12 +475,12 @@ def refusal(
     server_N: Float32[np.ndarray, " N"], learner_N: Float32[np.ndarray, " N"], tolerance: float,
     written_N: Float32[np.ndarray, " N"], stale: Mapping[str, Float32[np.ndarray, " N"]],
 ) -> str:  # fmt: skip
-    """Returns why a server's log-probabilities of kept tokens differ from the learner's; empty if they agree.
+    """Returns why a server's log-probabilities for kept tokens differ from the learner's; empty if they agree.
 
-    Small updates move them by less than rounding does. So for each set of `stale` log-probabilities, with parameters
-    that the server should have replaced, least squares estimate the server's position on the line from the pushed
-    parameters, as written, to the stale ones: 0 is pushed, 1 is stale. More than `STALE` is refused if it exceeds
-    `ERRORS` standard errors, so that a thousand pushes raise no false alarm.
+    Small updates move them by less than rounding does. So for each set in `stale`, with log-probabilities under
+    parameters that the server should have replaced, least squares estimate the server's position on the line from the
+    pushed parameters, as written, to the stale ones: 0 is pushed, 1 is stale. More than `STALE` is refused if it
+    exceeds `ERRORS` standard errors, so that a thousand pushes raise no false alarm.
     """
     kept, apart = f"its log-probabilities of {len(server_N)} kept tokens", float(np.abs(server_N - learner_N).mean())
     if not apart <= tolerance:
@@ -505,9 +505,9 @@ def log_probabilities(
     params: Mapping, config: ModelConfig, mesh: Mesh, sequences: Sequence[tuple[Ids, Ids]],
     written: FileDtype = "float32",
 ) -> Float32[np.ndarray, " N"]:  # fmt: skip
-    """Returns the model's log-probability of every sampled token of each (prompt, sampled ids), concatenated.
+    """Returns the model's log-probability for every sampled token in each (prompt, sampled ids), concatenated.
 
-    written: the number type of files, to which parameters are rounded.
+    written: the files' number type, to which parameters are rounded.
     """
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))

@@ -1,11 +1,11 @@
 """`train`: a policy learns from its own samples, update by update, starting at its newest checkpoint.
 
-An update is a function of the parameters, the seed and its number: problems, samples, rewards and scores are made anew.
+An update depends only on the parameters, the seed and its number: problems, samples, rewards and scores are made anew.
 
-Every process runs this loop. The learner's parameters are split over the devices of all processes. Each process samples
-and judges a part of the problems on its own devices, with a copy of the policy. All processes then learn from the same
-groups. Process 0 writes. With `sampling_hosts` the last processes sample and judge meanwhile
-(`jprm.methods.rl.sampling_hosts`), and the others run this loop.
+Every process runs this loop. The learner's parameters are split over all processes' devices. Each process samples and
+judges some problems on its own devices, with a policy copy. All processes then learn from the same groups. Process 0
+writes. With `sampling_hosts` the last processes sample and judge meanwhile (`jprm.methods.rl.sampling_hosts`), and the
+others run this loop.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ VERSION = 1
 def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Trains to `config.updates`, or until a guard ends the run, from the newest checkpoint in `workdir`.
 
-    Returns the contents of `rl.json`: the verdict, and the figures of every evaluation. `workdir` is a run of the
-    policy, `workdir`/best a run of its best evaluation.
+    Returns the contents of `rl.json`: the verdict, and every evaluation's figures. `workdir` is the policy's run,
+    `workdir`/best a run from its best evaluation.
 
     Raises:
-        ValueError: `workdir` holds another experiment's run, or parts of the experiment do not fit together.
+        ValueError: `workdir` holds another experiment's run, or the experiment's parts do not fit together.
         Diverged: the loss is not finite; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
@@ -75,7 +75,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
 
 
 def learn(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Does the work of `train` in the learning processes."""
+    """Does the learning processes' part of `train`."""
     workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
     multihost.first(claim_rl, workdir, config)
     with (
@@ -109,7 +109,7 @@ class Loop:
         self.samples = self._open_samples(self._name(int(trainer.state.step)))
 
     def _open_samples(self, name: str) -> Samples:
-        """Returns the source of samples, with the parameters of the policy `name`."""
+        """Returns the sample source, with the parameters of policy `name`."""
         config, trainer, ahead, lengths = self.config, self.trainer, self.progress.ahead, self.progress.lengths
         model, tokenizer = trainer.experiment.model, trainer.tokenizer
         if config.sampling_hosts:
@@ -127,7 +127,7 @@ class Loop:
 
     @property
     def _prm(self) -> str:
-        """The folder of the current PRM; empty if there is none."""
+        """The current PRM's folder; empty if there is none."""
         return str(self._folder / self.progress.prm) if self.progress.prm else self.config.prm
 
     def _name(self, step: int) -> str:
@@ -216,7 +216,7 @@ class Loop:
         return groups, {"update": number, **of_samples, **rollout.train_figures(groups)}
 
     def _batch(self, part: Sequence[Any]) -> tuple[Rows, PackReport, int]:
-        """Returns the rows of one optimizer step, packing counts, and the number of sampled tokens."""
+        """Returns one optimizer step's rows, packing counts, and sampled token count."""
         trainer, config = self.trainer, self.config
         if not METHODS[config.method].samples:
             trees = rollout.demonstrations(part, self.samples.layout, config)
@@ -269,7 +269,7 @@ class Loop:
         return multihost.first(rollout.evaluation, groups, self.working, self.config.seed)
 
     def _check_gaming(self) -> dict[str, Any]:
-        """Returns the guard's test of the best and the present policy on fresh samples of both."""
+        """Returns the guard's test: the best against the present policy on fresh samples from both."""
         progress, state = self.progress, self.trainer.state
         self.at(progress.update, "checking")
         now = self._evaluation(self.samples.held_out(rollout.fresh(progress.update)))
@@ -342,10 +342,10 @@ class Loop:
         return self.trainer.workdir
 
     def _save_best(self) -> None:
-        """Saves the parameters as a run of their own.
+        """Saves the parameters as a separate run.
 
-        The checkpoint of this evaluation is complete first. So a run that continues has the parameters of the best
-        evaluation that it knows in best/, or as its own.
+        This evaluation's checkpoint is complete first. So a continued run has the parameters from the best evaluation
+        it knows in best/, or as its own.
         """
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
         assert trainer.checkpoints is not None

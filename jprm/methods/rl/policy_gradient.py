@@ -1,11 +1,11 @@
-"""Policy gradients on trees of samples (`jprm.methods.rl.samples`): clipped ratios of tokens or sequences, and KL.
+"""Policy gradients on sample trees (`jprm.methods.rl.samples`): clipped token or sequence ratios, and KL.
 
 A slot has the sums U and D of its samples' positive and negative advantages, norms folded in, and one ratio r:
 
     loss = -sum_slots w [min(r, 1 + clip_high) U + max(r, 1 - clip_low) D] + kl sum_slots weight KL
 
 which is exactly GRPO, Dr. GRPO, RLOO, REINFORCE and their relatives: they differ in their advantages
-(`jprm.methods.rl.credit`). The loss is divided by the number of samples.
+(`jprm.methods.rl.credit`). The loss is divided by the sample count.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from jprm.objectives import Mean
 from jprm.rows import Rows, at_slots
 
 FARTHEST = 20.0
-"""Log ratios are clipped here, so that float32 can multiply their exponentials. Their gradient is 0 beyond."""
+"""Log ratios are clipped here, so float32 can multiply their exponentials. Their gradient is 0 beyond."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyGradient:
-    """An objective for the language head and rows of `jprm.methods.rl.samples.group_tree`.
+    """An objective for the language head and rows from `jprm.methods.rl.samples.group_tree`.
 
-    ratio: `token`, p / p_old of each token (PPO, GRPO). `sequence`, the geometric mean of the sample's ratios up to the
+    ratio: `token`, p / p_old per token (PPO, GRPO). `sequence`, the geometric mean of the sample's ratios up to the
         slot, for advantages at the samples' last tokens (GSPO, Zheng et al. 2025).
     clip_low, clip_high: the ratio is clipped to [1 - low, 1 + high]; a higher `clip_high` is DAPO's (Yu et al. 2025).
     dual_clip: the ratio's bound for negative advantages, above 1 (Ye et al. 2020); 0 is no bound.
-    temperature: of sampling; log-probabilities are those of logits / temperature.
-    kl: coefficient of KL(policy || reference) at every token. It needs a reference model; with one, the KL is measured
+    temperature: for sampling; log-probabilities come from logits / temperature.
+    kl: coefficient for KL(policy || reference) at every token. It needs a reference model; with one, the KL is measured
         even at 0.
-    estimator: of that KL. `exact` sums over the vocabulary. `k3` has only the sampled token's r (p_ref / p - 1 - log
-        p_ref / p), with r = p / p_old: its gradient has the expectation r log(p / p_ref) grad log p, like the exact
-        one. Without r it would be the gradient of KL(reference || policy). There is no `k1`, log(p / p_ref): the
-        expectation of its gradient is 0.
-    truncate: for samples of an older policy: ratios are relative to `extras["proximal"]`, the log-probabilities before
-        the update (or to the current policy if rows have none), and w = min(p_proximal / p_old, truncate) (Espeholt et
-        al. 2018; Hilton et al. 2022). 0: ratios are relative to the sampling policy, and w = 1.
+    estimator: how that KL is computed. `exact` sums over the vocabulary. `k3` has only the sampled token's r (p_ref / p
+        - 1 - log p_ref / p), with r = p / p_old: its gradient has the expectation r log(p / p_ref) grad log p, like the
+        exact one. Without r it would be the gradient of KL(reference || policy). There is no `k1`, log(p / p_ref): its
+        expected gradient is 0.
+    truncate: for samples from an older policy: ratios are relative to `extras["proximal"]`, the log-probabilities
+        before the update (or to the current policy if rows have none), and w = min(p_proximal / p_old, truncate)
+        (Espeholt et al. 2018; Hilton et al. 2022). 0: ratios are relative to the sampling policy, and w = 1.
 
     The KL term holds the sampled prefixes fixed. For KL on whole texts, put it into the reward.
     """
@@ -137,14 +137,14 @@ class PolicyGradient:
         return log_BS, entropy_BS, far_BS[0] if far_BS else None
 
     def _proximal(self, log_BS: Array, old_BS: Array, rows: Rows) -> tuple[Array, Array]:
-        """Returns the log-probabilities in the ratios' denominators, and the importance weights of older samples."""
+        """Returns the log-probabilities in the ratios' denominators, and older samples' importance weights."""
         if not self.truncate:
             return old_BS, jnp.ones_like(old_BS)
         near_BS = rows.extras.get("proximal", jax.lax.stop_gradient(log_BS))
         return near_BS, jnp.minimum(_exp(self._of_samples(near_BS - old_BS, rows)), self.truncate)
 
     def _of_samples(self, x_BS: Array, rows: Rows) -> Array:
-        """Returns log ratios of tokens, or their means over the samples up to each slot."""
+        """Returns token log ratios, or their means over the samples up to each slot."""
         if self.ratio == "token":
             return x_BS
         tokens_BS = at_tokens(rows.position, rows.step_end) + 2 - rows.problem  # read at the token before
@@ -163,7 +163,7 @@ def k3(log_BS: Array, reference_BS: Array, old_BS: Array) -> Float[Array, "B S"]
 
 
 def exact_kl(logit_BSV: Array, reference_BSV: Array) -> Float[Array, "B S"]:
-    """KL(p || p_ref) of softmaxes over the vocabulary."""
+    """KL(p || p_ref) between softmaxes over the vocabulary."""
     log_BSV = jax.nn.log_softmax(logit_BSV)
     return jnp.sum(jnp.exp(log_BSV) * (log_BSV - jax.nn.log_softmax(reference_BSV)), axis=-1)
 
@@ -171,7 +171,7 @@ def exact_kl(logit_BSV: Array, reference_BSV: Array) -> Float[Array, "B S"]:
 def path_sum(x_BS: Float[Array, "B S"], rows: Rows) -> Float[Array, "B S"]:
     """Returns the sum of x over every slot's chain, from the first slot to itself.
 
-    Each round doubles the number of summed slots. A part of a split tree repeats the earlier slots of its chains.
+    Each round doubles the summed slots. Each part of a split tree repeats its chains' earlier slots.
     """
     jump_BS = rows.parent
     for _ in range(max(x_BS.shape[1] - 1, 1).bit_length()):
@@ -191,7 +191,7 @@ def _exp(x_BS: Array) -> Array:
 # used and dropped, and computed again for the gradient.
 
 BLOCK = 128
-"""Slots of a row whose logits are in memory at once: 74 MiB per array for a vocabulary of 152,064."""
+"""Slots per row whose logits are in memory at once: 74 MiB per array for 152,064 tokens in the vocabulary."""
 
 
 def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) -> Any:
@@ -216,10 +216,10 @@ def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) 
 
 
 def gathered_head(params: Mapping, config: ModelConfig) -> dict:
-    """Gathers the table of `head_logits` once for all blocks, so that its gradient is summed once.
+    """Gathers the `head_logits` table once for all blocks, so its gradient is summed once.
 
-    Only for a language head. If the mesh splits tokens, the gradient is summed per block: all devices of a row compute
-    its slots, so their gradients are not terms of a sum.
+    Only for a language head. If the mesh splits tokens, the gradient is summed per block: all devices in a row compute
+    its slots, so their gradients are not terms in a sum.
     """
     params = dict(params)
     part, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
@@ -237,7 +237,7 @@ def slot_states(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array
 def log_probabilities(
     params: Mapping, config: ModelConfig, rows: Rows, temperature: float = 1.0
 ) -> Float[Array, "B S"]:
-    """Returns log p(token of the slot | the tokens before it) under softmax(logits / temperature), in float32.
+    """Returns log p(the slot's token | the tokens before it) under softmax(logits / temperature), in float32.
 
     Rows must be a policy's, with a slot for every token and its id as label. The gradient takes no more memory.
     """

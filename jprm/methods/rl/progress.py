@@ -1,4 +1,4 @@
-"""State of a reinforcement learning run: its folder, its position, its guards and its verdict."""
+"""A reinforcement learning run's state: folder, position, guards and verdict."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
 
 @dataclasses.dataclass
 class Progress:
-    """The `Position` of a run: everything that a checkpoint holds besides the trainer's state."""
+    """A run's `Position`: everything in a checkpoint besides the trainer's state."""
 
     update: int = 0
     tokens: int = 0  # sampled, or of demonstrations, in all updates
@@ -83,7 +83,7 @@ class Progress:
 Evaluation = Mapping[str, Any]
 
 FALSE_ALARMS = 0.05
-"""Of runs without a loss of accuracy, the gaming guard ends at most this fraction, at any length."""
+"""The gaming guard ends at most this fraction of runs that lose no accuracy, at any length."""
 
 SUSPICION = 0.025
 """The p-value below which an evaluation looks worse than the best one."""
@@ -103,14 +103,14 @@ def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
 
 
 def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> dict[str, Any]:
-    """Tests a suspicion on fresh samples of both policies; returns JSON.
+    """Tests a suspicion on fresh samples from both policies; returns JSON.
 
-    The k-th test of a run rejects at p < FALSE_ALARMS / (k (k + 1)); these levels sum to FALSE_ALARMS over all k. Fresh
-    samples are independent of the suspicion, so by the union bound this sum bounds the false alarms of a run.
+    A run's k-th test rejects at p < FALSE_ALARMS / (k (k + 1)); these levels sum to FALSE_ALARMS over all k. Fresh
+    samples are independent of the suspicion, so by the union bound this sum bounds a run's false alarms.
 
     Args:
         best, now: evaluations on the same problems, with samples not used for any choice.
-        earlier: the number of earlier tests in the run.
+        earlier: how many tests the run has had.
     """
     level = FALSE_ALARMS / ((earlier + 1) * (earlier + 2))
     change = {key: x for key, x in gold_change(best, now, seed).items() if key != "better"}

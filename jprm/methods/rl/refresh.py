@@ -1,7 +1,7 @@
-"""Online PRM: the PRM continues learning from steps of the current policy.
+"""Online PRM: the PRM continues learning from the current policy's steps.
 
 A PRM knows the mistakes of the policy behind its data. As the policy moves, it makes others. Labels come from the check
-of the working, from rollouts of the policy, or from the chains' outcomes.
+of the working, from the policy's rollouts, or from the chains' outcomes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDER = "prm"
 
 
 def check(config: RLExperiment) -> None:
-    """Raises ValueError if the PRM cannot learn from the labels of `refresh.labels`."""
+    """Raises ValueError if the PRM cannot learn from `refresh.labels`."""
     labels = config.refresh.labels
     if kind_of(config.prm) != "run":
         raise ValueError(f"refresh.every={config.refresh.every} trains the PRM, but {config.prm} is not a run of jprm")
@@ -46,9 +46,9 @@ def check(config: RLExperiment) -> None:
 def verdicts_of_rollouts(
     groups: Sequence[Group], policy: Policy, verifier: Verifier, config: RefreshConfig
 ) -> list[list[list[float | None]]]:
-    """Returns, by problem, sample and step, the fraction of accepted completions by the policy.
+    """Returns, by problem, sample and step, the accepted fraction of the policy's completions.
 
-    The last step has the chain's own reward. Samples beyond the first `chains` of a problem have no verdicts.
+    The last step has the chain's own reward. Samples beyond a problem's first `chains` have no verdicts.
     """
     records = {
         Prefix(group.record["problem"], sample.steps[:end]): group.record
@@ -73,7 +73,7 @@ def verdicts_of_rollouts(
 def labelled(
     groups: Sequence[Group], verdicts: Sequence[Sequence[Sequence[float | None]]], semantics: str
 ) -> list[dict[str, Any]]:
-    """Returns pool records of the groups' chains with a label for each step that has a verdict in [0, 1].
+    """Returns pool records with the groups' chains and a label for each step with a verdict in [0, 1].
 
     A value is the verdict itself. For correctness and ratings any verdict above 0 is right: Math-Shepherd's hard
     estimate.
@@ -92,7 +92,7 @@ def labelled(
 
 
 def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Returns pool records of the groups' chains with their outcomes, for an outcome model or an implicit PRM."""
+    """Returns pool records with the groups' chains and their outcomes, for an outcome model or an implicit PRM."""
     records = []
     for group in groups:
         pairs = [(sample, bool(reward >= 1)) for sample, reward in zip(group.samples, group.reward_G, strict=True)]
@@ -105,9 +105,9 @@ def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
 def fresh(
     config: RLExperiment, prm: str, groups: Sequence[Group], working: Working, verifier: Verifier, policy: Policy
 ) -> list[dict[str, Any]]:
-    """Returns records of the groups' chains with labels from `refresh.labels`, in the semantics of the PRM in `prm`.
+    """Returns records with the groups' chains and labels from `refresh.labels`, in the semantics of the PRM in `prm`.
 
-    Each process samples completions for a part of the groups, and returns all records.
+    Each process samples completions for some groups, and returns all records.
     """
     if config.refresh.labels == "outcome":
         return with_outcomes(groups)
@@ -125,7 +125,7 @@ def refreshed(
 ) -> Place | None:
     """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or None without records.
 
-    Records of earlier updates and `refresh.replay` are included. A finished refresh is not computed again.
+    Earlier updates' records and `refresh.replay` are included. A finished refresh is not computed again.
     """
     folder, experiment = workdir / FOLDER / str(update), read(place_of(prm) / RUN)
     if not records:

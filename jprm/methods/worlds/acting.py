@@ -1,14 +1,14 @@
 """Search and labels over turns: a step is a policy's turn plus the environment's answer.
 
-Search methods, Monte Carlo values and OmegaPRM work on problems and steps of text. Here a problem is a task of an
-environment, and a step is a turn as JSON, `{"messages": [turn, answers ...], "outcome": reward?}`, with the outcome if
+Search methods, Monte Carlo values and OmegaPRM work on text problems and steps. Here a problem is an environment's
+task, and a step is a turn as JSON, `{"messages": [turn, answers ...], "outcome": reward?}`, with the outcome if
 the episode ended. So they all work on turns without changes:
 
     WorldPolicy     a `Policy` that samples turns, or the rest of an episode, after any turn
-    TurnScorer      a `LiveScorer` that scores turns by a PRM of trajectories
+    TurnScorer      a `LiveScorer` that scores turns by a trajectory PRM
     judge_outcomes  the verifier `outcome`: the environment's own reward decides
 
-`steps_of_messages` and `messages_of_steps` convert trees of messages (`jprm.methods.messages`) to such steps, and back.
+`steps_of_messages` and `messages_of_steps` convert message trees (`jprm.methods.messages`) to such steps, and back.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from jprm.methods.worlds.turns import Conversations, EpisodeLimits, Played, Turn
 from jprm.tree import Node, ReasoningTree, RecordError, chains_of, record_of, tree_of
 
 MOST_SLOTS = 1 << 18
-"""Maximum tokens of conversations that are cached between calls. If exceeded, the cache is cleared."""
+"""Maximum tokens in conversations cached between calls. If exceeded, the cache is cleared."""
 
 MOST_TOKENS = 1 << 16
-"""Maximum tokens of an episode."""
+"""Maximum tokens per episode."""
 
 
 def step_text(messages: Sequence[Message], outcome: float | None = None) -> str:
@@ -50,7 +50,7 @@ def step_text(messages: Sequence[Message], outcome: float | None = None) -> str:
 
 
 def messages_in(steps: Sequence[str]) -> list[Message]:
-    """Returns the messages of steps, in order."""
+    """Returns the steps' messages, in order."""
     return [message for step in steps for message in json.loads(step)["messages"]]
 
 
@@ -60,7 +60,7 @@ def outcome_in(steps: Sequence[str]) -> float | None:
 
 
 def steps_between(episode: Episode, since: int) -> tuple[str, ...]:
-    """Returns the turns of an episode from number `since` on, as steps."""
+    """Returns an episode's turns from number `since` on, as steps."""
     bounds = itertools.pairwise([*episode.turns, len(episode.messages)])
     steps = [episode.messages[begin:end] for begin, end in bounds]
     outcome_of = {len(steps) - 1: episode.reward} if episode.done and not episode.error else {}
@@ -68,7 +68,7 @@ def steps_between(episode: Episode, since: int) -> tuple[str, ...]:
 
 
 class WorldPolicy:
-    """A policy that acts in an environment. Problems are the `problem` of the records.
+    """A policy that acts in an environment. Problems are the records' `problem`.
 
     Samples after one prefix share their history: in the environment by snapshots, in the model by its keys. A prefix
     from elsewhere, e.g. from a file, is replayed.
@@ -97,7 +97,7 @@ class WorldPolicy:
         self._known: dict[Prefix, Played] = {}
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """See `Policy.sample`; a step is a turn. An episode that the environment lost is marked `error`."""
+        """See `Policy.sample`; a step is a turn. An episode lost by the environment is marked `error`."""
         if self._talk.size > MOST_SLOTS:
             self._forget()
         self._reach([prefix for prefix in prefixes if prefix not in self._known])
@@ -118,7 +118,7 @@ class WorldPolicy:
         return [samples[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _reach(self, prefixes: Sequence[Prefix]) -> None:
-        """Replays the turns of prefixes, so that they can be continued."""
+        """Replays the prefixes' turns, so they can be continued."""
         distinct = list(dict.fromkeys(prefixes))
         turns = [[m for m in messages_in(prefix.steps) if m["role"] == "assistant"] for prefix in distinct]
         episodes = self.world.replay([self.records[prefix.problem] for prefix in distinct], turns)
@@ -131,7 +131,7 @@ class WorldPolicy:
             self.records[task.text] = {**task.extra, "problem": task.text, "answer": task.answer}
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a tree of messages to a tree of steps, and registers its task.
+        """Converts a message tree to a step tree, and registers its task.
 
         Raises RecordError if it does not begin with the environment's messages.
         """
@@ -145,7 +145,7 @@ class WorldPolicy:
         return steps
 
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a tree of steps to a tree of messages."""
+        """Converts a step tree to a message tree."""
         return messages_of_steps(tree, self.opening(tree.problem))[0]
 
     def opening(self, problem: str) -> tuple[Message, ...]:
@@ -159,7 +159,7 @@ class WorldPolicy:
         return episode.messages
 
     def finished(self, problem: str, steps: Sequence[str]) -> tuple[str | None, bool | None]:
-        """Returns the final answer of an episode, and whether it is correct; None if it did not end."""
+        """Returns an episode's final answer, and whether it is correct; None if it did not end."""
         outcome = outcome_in(steps)
         answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
         return answer, None if outcome is None else outcome >= 1
@@ -174,7 +174,7 @@ def _sample(acted: Played, steps: tuple[str, ...], until: str) -> Sample:
 
 
 class TurnScorer(Rescorer):
-    """A `LiveScorer` of turns, by a PRM that scores trees of messages."""
+    """A `LiveScorer` for turns, by a PRM that scores message trees."""
 
     def __init__(self, prm: Any, policy: WorldPolicy):
         super().__init__(prm)
@@ -186,7 +186,7 @@ class TurnScorer(Rescorer):
         return [np.asarray(score_N)[turn_M] for score_N, (_, turn_M) in zip(scores, trajectories, strict=True)]
 
     def written(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Converts a search's record from steps to messages: a tree, in which the choice is the node of a turn."""
+        """Converts a search's record from steps to messages: a tree, in which the choice is a turn's node."""
         tree = tree_of(record)
         trajectory, turns = messages_of_steps(tree, self._policy.opening(tree.problem))
         choice = dict(record["search"])
@@ -202,7 +202,7 @@ class TurnScorer(Rescorer):
 
 
 def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:
-    """Returns the environment's outcomes of episodes; 0 if one did not end."""
+    """Returns the environment's outcomes for episodes; 0 if one did not end."""
     return [Outcome(outcome_in(steps) or 0.0) for _, steps in chains]
 
 
@@ -211,12 +211,12 @@ OUTCOME = Verifier(judge_outcomes, lambda record, where: None)
 
 
 def policy_of(policy: str | os.PathLike, environment: str | None, turns: int) -> Any:
-    """Loads a policy; if an environment is given, one that acts in it."""
+    """Loads a policy, which acts in the environment if one is given."""
     return load_acting(policy, environment, turns) if environment else policies.load_policy(policy)
 
 
 def load_acting(policy: str | os.PathLike, environment: str, turns: int, **options: Any) -> WorldPolicy:
-    """Loads a policy that acts in an environment for at most `turns` turns; `options` are `World`'s.
+    """Loads a policy to act in an environment for at most `turns` turns; `options` are `World`'s.
 
     Raises ValueError if the policy is not sampled in this process, else as `load_policy` and `World`.
     """
@@ -231,7 +231,7 @@ def load_acting(policy: str | os.PathLike, environment: str, turns: int, **optio
 
 
 def label_replayed(environment: str, input: str | os.PathLike, output: str | os.PathLike) -> dict[str, int]:
-    """Replays the turns of a file's trajectories, and writes the environment's outcomes.
+    """Replays turns from a file's trajectories, and writes the environment's outcomes.
 
     A trajectory that did not end has outcome 0. If its turns cannot be replayed, or the answers differ from the
     recorded ones, it is left out and counted.
@@ -265,7 +265,7 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
 
 
 def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
-    """Converts a tree of messages to a tree whose steps are turns; returns it and the node of each turn.
+    """Converts a message tree to a tree whose steps are turns; returns it and each turn's node.
 
     Raises RecordError if the tree has no turns, or its turns are cut into several steps.
     """
@@ -298,7 +298,7 @@ def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
 
 
 def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[ReasoningTree, list[int]]:
-    """Converts a tree of such steps to a tree of messages; returns it and the node of each step's turn."""
+    """Converts a tree of such steps to a message tree; returns it and the node of each step's turn."""
     nodes = [_node(message, i - 1) for i, message in enumerate(opening)]
     first, ends, turns = len(nodes) - 1, [], []
     for step in tree.nodes:

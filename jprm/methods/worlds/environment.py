@@ -2,15 +2,15 @@
 
     reset(record) -> state, messages        step(state, assistant message) -> reply
 
-An `Environment` is a record of such functions. Commands and experiments name the user's own, `FILE.py:NAME` or
-`module:NAME`. A `World` runs many episodes of an environment at once, in threads or processes, with a time limit per
-call. A call that fails or times out costs only its own episode, which ends with the reason in `error`.
+An `Environment` is a record with such functions. Commands and experiments name the user's own, `FILE.py:NAME` or
+`module:NAME`. A `World` runs many episodes at once, in threads or processes, with a time limit per call. A call that
+fails or times out costs only its own episode, which ends with the reason in `error`.
 
     world = World("shop.py:SHOP", at_once=16, seconds=30)
     (episode,) = world.start([record])
     (episode,) = world.step([episode], ["lookup apple"])
 
-An `Episode` is an immutable position, so rollouts may start from any of its turns, any number of times. With `snapshot`
+An `Episode` is an immutable position, so rollouts may start from any turn, any number of times. With `snapshot`
 and `restore`, the environment returns to a position. Without them, turns are replayed from `reset`; different answers
 on replay are an error.
 """
@@ -60,17 +60,17 @@ def last_answer(messages: Sequence[Message]) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Functions of an environment.
+    """An environment's functions.
 
     Attributes:
       reset: maps a task's record to the initial state and the first messages to the policy.
       step: maps (state, assistant message) to a `Reply`. It may change the state.
-      snapshot: maps a state to a value that later steps do not change; for processes, it must be JSON-serialisable.
+      snapshot: maps a state to a value unaffected by later steps; for processes, it must be JSON-serialisable.
       restore: maps such a value to a state, any number of times.
-      parse: maps the sampled text of a turn to the assistant message that `step` takes.
+      parse: maps a turn's sampled text to the assistant message for `step`.
       answer: maps an episode's messages to its final answer, for votes; None if there is none.
       tools: tool descriptions for the chat template.
-      close: frees the resources of a state, e.g. a container.
+      close: frees a state's resources, e.g. a container.
     """
 
     reset: Callable[[Record], tuple[Any, Sequence[Message]]]
@@ -102,7 +102,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """Sum of the rewards: the outcome, once the episode is done."""
+        """The sum of rewards: the outcome, once the episode is done."""
         return float(sum(self.rewards))
 
     @property
@@ -113,14 +113,14 @@ class Episode:
 
 @dataclasses.dataclass
 class Place:
-    """State of an episode: a snapshot, or a live state that the next step consumes."""
+    """An episode's state: a snapshot, or a live state, which the next step consumes."""
 
     snapshot: Any = None
     live: list[Any] = dataclasses.field(default_factory=list)
 
 
 class World:
-    """Runs many episodes of one environment."""
+    """Runs many episodes in one environment."""
 
     def __init__(
         self, environment: str | Environment, *, at_once: int = 16, seconds: float = 30.0, processes: bool = False,
@@ -131,9 +131,9 @@ class World:
           environment: the record, or its name. Processes need the name.
           at_once: concurrent calls.
           seconds: time limit per call.
-          processes: run each call in its own process, which is killed on timeout. Threads suit environments that wait
-            for other services; processes suit ones that compute or crash.
-          branches: store a snapshot of every position, if the environment supports it. Otherwise, stepping from a
+          processes: run each call in its own process, which is killed on timeout. Threads suit environments waiting for
+            other services; processes suit ones that compute or crash.
+          branches: store a snapshot at every position, if the environment supports it. Otherwise, stepping from a
             position a second time replays it from the beginning.
 
         Raises ValueError if the arguments do not fit each other.
@@ -159,7 +159,7 @@ class World:
                 self._idle.put(Worker("jprm.methods.worlds.environment"))
 
     def start(self, records: Sequence[Record]) -> list[Episode]:
-        """Returns the initial position of every task."""
+        """Returns every task's initial position."""
         return self._all([lambda record=record: self._reset(record) for record in records], [*map(Episode, records)])
 
     def step(self, episodes: Sequence[Episode], messages: Sequence[Message | str]) -> list[Episode]:
@@ -182,7 +182,7 @@ class World:
         return episodes
 
     def close(self, episodes: Sequence[Episode] = ()) -> None:
-        """Frees the live states of these episodes."""
+        """Frees these episodes' live states."""
         if self.environment.close is not None:
             for episode in episodes:
                 while episode.place is not None and episode.place.live:
@@ -309,7 +309,7 @@ def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float 
 
 
 def answers() -> Callable[[Any], Any]:
-    """Returns the worker's function that answers a `World`."""
+    """Returns the worker's function for answering a `World`."""
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -1,4 +1,4 @@
-"""Conversations that a policy samples turn by turn, keeping keys and values, without retokenising any text.
+"""Conversations sampled turn by turn, keeping keys and values, without retokenising any text.
 
     with Conversations(sampler, layout.stop) as talk:
         branches = [talk.open(layout.opening(messages)) for messages in first]
@@ -7,8 +7,8 @@
         branch = branch.followed(layout.answer(turn, observations, stopped=True))      # the environment answers
         drawn = talk.draw([branch], [[2]], stream=(seed,))
 
-A `Branch` is token ids, and the slots of their keys and values. Branches with a common beginning share slots: a group
-of samples stores its prompt once, and rollouts from one turn store their history once. The environment's answers are
+A `Branch` is token ids, and the slots with their keys and values. Branches with a common beginning share slots: a
+sample group stores its prompt once, and rollouts from one turn store their history once. The environment's answers are
 computed together with the next turn, in one call for all branches.
 
 `TurnLayout` writes the text between sampled turns as the tokenizer's chat template does. `play` lets a sampler and a
@@ -38,26 +38,26 @@ from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, control_tokens
 
 SLOTS = 4096
-"""Initial number of token slots; doubled when full."""
+"""Initial token slots; doubled when full."""
 
 SHORTEST_NEW = 16
-"""Minimum padded length of the environment's answers, in tokens."""
+"""Minimum padded length, in tokens, for the environment's answers."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """A conversation so far. The keys and values of its first `len(slots)` tokens are in `slots`."""
+    """A conversation so far. `slots` hold the keys and values of its first `len(slots)` tokens."""
 
     ids: tuple[int, ...]
     slots: np.ndarray = dataclasses.field(compare=False, repr=False, default_factory=lambda: np.zeros(0, np.int64))
 
     def followed(self, ids: Sequence[int]) -> Branch:
-        """Appends ids that were not sampled."""
+        """Appends unsampled ids."""
         return Branch((*self.ids, *ids), self.slots)
 
 
 class Conversations:
-    """Branches of conversations on a policy's devices. Leaving the `with` block frees their memory."""
+    """Conversation branches on a policy's devices. Leaving the `with` block frees their memory."""
 
     def __init__(self, sampler: Sampler, stop: int):
         """`stop`: token that ends a turn, besides the end of text."""
@@ -85,7 +85,7 @@ class Conversations:
     def draw(
         self, branches: Sequence[Branch], numbers: Sequence[Sequence[int]], stream: tuple[int, ...] = ()
     ) -> list[list[tuple[Drawn, Branch]]]:
-        """Samples a turn after each branch for each of its numbers; returns the turn and the extended branch.
+        """Samples a turn after each branch for each number; returns the turn and the extended branch.
 
         A turn depends only on the parameters, the ids before it, its number and the stream. Equal branches are computed
         once.
@@ -115,7 +115,7 @@ class Conversations:
         return drawn
 
     def _computed(self, branches: Sequence[Branch]) -> list[Branch]:
-        """Computes keys and values of all but the last token of each branch, with which decoding begins."""
+        """Computes keys and values for each branch except its last token, with which decoding begins."""
         new = {branch: ids for branch in branches if (ids := branch.ids[len(branch.slots) : -1])}
         if not new:
             return list(branches)
@@ -145,7 +145,7 @@ class Conversations:
         slots: dict[int, np.ndarray] = {}
 
         def kept(samples: decode.DecodingState, rows: np.ndarray) -> None:
-            """Stores the keys of samples: of the token before each sample, and of all its tokens but the last."""
+            """Stores the samples' keys: for the token before each sample, and all its tokens but the last."""
             length_B, places = np.asarray(samples.length_B), []
             for b, length in enumerate(length_B.tolist()):
                 sample = int(rows[b // m]) * m + b % m
@@ -177,7 +177,7 @@ def ids_hash(ids: Sequence[int], stream: tuple[int, ...]) -> int:
 class TurnLayout:
     """Writes a conversation piece by piece, with the same tokens as the chat template writes it whole.
 
-    stop: token that ends a sampled turn of the assistant.
+    stop: token that ends a sampled assistant turn.
 
     Raises ValueError if the template does not end assistant turns with a dedicated token, or the tokenizer does not
     parse special tokens.
@@ -201,14 +201,14 @@ class TurnLayout:
         self._first = functools.lru_cache(maxsize=4096)(self._opened)
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the ids of the messages before the first turn, up to the start of the policy's text."""
+        """Returns the ids for the messages before the first turn, up to the policy's text."""
         self._check(messages)
         return list(self._first(json.dumps(list(messages))))
 
     def turn(self, turn: Message) -> list[int]:
-        """Returns the ids of a recorded turn, without its end token; control token names in it are plain text.
+        """Returns a recorded turn's ids, without its end token; control token names in it are plain text.
 
-        Raises ValueError if the template's generation prompt differs from its opening of a turn.
+        Raises ValueError if the template's generation prompt differs from its turn opening.
         """
         messages = [{"role": "user", "content": "question"}, turn]
         opened = render(self._template, messages[:1], self._tokens)
@@ -218,11 +218,11 @@ class TurnLayout:
         return self.tokenizer.encode(whole[len(opened) : whole.rindex(self._stop)])
 
     def answer(self, turn: Message, messages: Sequence[Message], *, stopped: bool) -> list[int]:
-        """Returns the ids after a turn: its end (unless sampled), the environment's answer, and the opening of the next
-        turn.
+        """Returns the ids after a turn: its end (unless sampled), the environment's answer, and the next turn's
+        opening.
 
         Raises ValueError if the template writes a turn differently when messages follow, or if the answer contains
-        names of control tokens, which would be parsed.
+        control token names, which would be parsed.
         """
         self._check(messages)
         ids = list(self._between(json.dumps([turn, *messages])))
@@ -254,7 +254,7 @@ class TurnLayout:
                 )
 
     def text(self, drawn: Drawn) -> str:
-        """Returns the text of a sampled turn, without its end token."""
+        """Returns a sampled turn's text, without its end token."""
         return self.tokenizer.decode(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids)
 
 
@@ -263,7 +263,7 @@ class TurnLayout:
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeLimits:
-    """Limits of an episode. turns: of the policy. tokens: from the start of the prompt to the last sampled one."""
+    """An episode's limits. turns: the policy's. tokens: from the prompt's start to the last sampled one."""
 
     turns: int
     tokens: int
@@ -281,11 +281,11 @@ class Played:
       prompt: ids before the first sampled turn.
       ids: all later ids: sampled turns, with the environment's answers between them. The last id is sampled.
       sampled_T: which ids the policy sampled.
-      log_probability_T: float32 of sampled ids, at the sampling temperature; 0 for others.
-      turn_stop: index in `ids` after the last token of each sampled turn.
-      texts: of the sampled turns.
+      log_probability_T: float32, for sampled ids, at the sampling temperature; 0 for others.
+      turn_stop: index in `ids` after each sampled turn's last token.
+      texts: the sampled turns' texts.
       ended: the environment ended the episode; otherwise a limit cut it off, or it was lost (`episode.error`).
-      branch: the conversation so far, which can be continued while its `Conversations` are open.
+      branch: the conversation so far; it can be continued while its `Conversations` are open.
     """
 
     episode: Episode
@@ -326,7 +326,7 @@ def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int
 
 
 def lost(episode: Episode, error: ValueError) -> Episode:
-    """Marks an episode that the layout cannot write."""
+    """Marks an episode as one the layout cannot write."""
     return dataclasses.replace(episode, done=True, error=f"layout: {error}"[:300])
 
 
@@ -336,7 +336,7 @@ def play(
 ) -> list[Played]:  # fmt: skip
     """Returns the rollouts after one more turn (`step`) or at their ends, in order.
 
-    All unfinished rollouts advance together: each round samples one turn of each, then the environment answers all at
+    All unfinished rollouts advance together: each round samples one turn for each, then the environment answers all at
         once.
     """
     played = list(starts)
