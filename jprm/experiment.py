@@ -34,10 +34,10 @@ ID = "id"
 """Key of the unique run id, in experiment.json and in each checkpoint's `run`."""
 
 LOG_RATIO = "log_ratio"
-"""Attribute of objectives whose scores are log ratios to a reference, and its key in experiment.json."""
+"""Attribute for objectives whose scores are log ratios to a reference, and its key in experiment.json."""
 
 REMOVED = {"local_checkpoints", "local_every"}
-"""Removed fields that older files may contain. They never affected training."""
+"""Removed fields, which older files may contain. They never affected training."""
 
 _RECOMPUTED = ("full", "attention")
 """`ModelConfig.remat` policies whose backward pass keeps no layer matrices."""
@@ -54,14 +54,14 @@ class DataConfig:
     train, valid: folders from `jprm prepare` or `jprm tokenise`, or JSONL files, local or in a bucket; valid may be
         empty.
     rows, micro_rows: rows per update, computed micro_rows at a time (gradient accumulation).
-    window: trees that are packed together. A larger window pads less but starts later. If a row holds one chain
+    window: trees packed together. A larger window pads less but starts later. If a row holds one chain
         (`Implementation.chain_rows`), it only costs memory: a few trees are enough.
     streams: a micro-batch has this many blocks, each packed by itself, so that a host packs only its own. Like the
         seed, it determines the data order. 0: one per process when the run starts, or the next smaller divisor of
         micro_rows; the run keeps that number.
     cache: local folder for token trees, so that records are tokenised once; empty for no cache. Shards of tokens in a
         bucket (`jprm tokenise`) are copied to it, by default to ~/.cache/jprm/tokens.
-    cache_gb: maximum size of those copies in GB; the least recently used are deleted.
+    cache_gb: maximum size for those copies in GB; the least recently used are deleted.
     mixture: one weight per entry of `train`; records are sampled by weight and repeat as needed, e.g. (2, 1). Empty:
         every record once per epoch.
     supervise: `step`: every labelled step (a PRM). `outcome`: the ends of chains with known outcome (an ORM).
@@ -114,10 +114,10 @@ class DataConfig:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Everything that `jprm train` needs.
+    """Everything needed by `jprm train`.
 
     objective: a name in `jprm.objectives.OBJECTIVES`, `module:function`, or `FILE.py:function`. In an experiment file
-        that defines its own: `objective=f"{__file__}:function"`. The run keeps a copy of the file.
+        defining its own: `objective=f"{__file__}:function"`. The run keeps a copy of the file.
     objective_options: hyperparameters of the objective, by name, if they differ from the defaults.
     base: a GGUF file, a Hugging Face folder, another run's folder, or empty for random parameters.
     base_dtype: storage type of the frozen base while only adapters or the head are trained. If it is smaller than
@@ -252,7 +252,7 @@ def names_in(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def override(experiment: T, assignments: Sequence[str]) -> T:
-    """Applies all `a.b=value` assignments at once, so that dependent fields can change together.
+    """Applies all `a.b=value` assignments at once, so dependent fields can change together.
 
     Values must have the fields' types. A new `base` also brings its model shape and tokenizer
     (`jprm.checkpoints.base.rebased`).
@@ -279,7 +279,7 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
 
 
 def _paths(tree: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Yields the dotted path of every field, e.g. `data.train`."""
+    """Yields every field's dotted path, e.g. `data.train`."""
     for name, value in tree.items():
         yield within + name
         yield from _paths(value, f"{within}{name}.") if isinstance(value, Mapping) else ()
@@ -339,7 +339,7 @@ def written(experiment: Experiment, log_ratio: float | None = None, id: str = ""
 
 
 def run_id(folder: Place) -> str:
-    """Returns the random id that a run got at its start; "" if there is no run, or it is of an earlier release."""
+    """Returns a run's random id from its start; "" if there is no run, or it is of an earlier release."""
     path = folder / RUN
     values = parse(path.read_bytes(), str(path)) if path.is_file() else {}
     return str(values.get(ID, "")) if isinstance(values, dict) else ""
@@ -409,7 +409,7 @@ class TargetConfig:
     labels: semantics of the labels, which must equal those of the trees, and of the model's scores, which determine
         their aggregation (`jprm.score.aggregate.DEFAULT_RULE`). `rating`: a judgement in {-1, 0, 1}. `correctness`: the
         probability in [0, 1] that the step is correct. `value`: the probability that the chain will end correctly.
-    neutral: target for a rating of 0: `positive` (Lightman et al.), `negative` (TRL's script), `third` (a separate
+    neutral: target for the rating 0: `positive` (Lightman et al.), `negative` (TRL's script), `third` (a separate
         class, for the ternary head) or `drop` (weight 0). For other labels it must be `none`.
     after_error: `keep` or `mask` (weight 0) the steps after an earlier error on their own path. With neutral=negative,
         a neutral step counts as an error. The incorrect step itself keeps its weight, as do its alternatives and their

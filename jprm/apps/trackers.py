@@ -1,4 +1,4 @@
-"""Trackers of a run's metrics (`jprm.train.callbacks`): TensorBoard, Weights & Biases, MLflow."""
+"""Trackers for a run's metrics (`jprm.train.callbacks`): TensorBoard, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jprm.train.callbacks import Status, TrackedRun
 
 
 class TensorBoard:
-    """Curves in the folder `tensorboard` of the run."""
+    """Curves in the run's folder `tensorboard`."""
 
     id = ""
 
@@ -35,7 +35,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of the project in WANDB_PROJECT, `jprm` by default. wandb's environment variables hold, as WANDB_MODE."""
+    """A run in the project WANDB_PROJECT, `jprm` by default. wandb's environment variables hold, as WANDB_MODE."""
 
     def __init__(self, run: TrackedRun):
         wandb = importlib.import_module("wandb")
@@ -53,7 +53,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of the MLflow experiment in MLFLOW_EXPERIMENT_NAME, `jprm` by default, at MLFLOW_TRACKING_URI."""
+    """A run in the MLflow experiment MLFLOW_EXPERIMENT_NAME, `jprm` by default, at MLFLOW_TRACKING_URI."""
 
     def __init__(self, run: TrackedRun):
         mlflow = importlib.import_module("mlflow")

@@ -1,7 +1,7 @@
 """Reads a decoder from GGUF or Hugging Face files onto the mesh.
 
-Both formats store matrices as (out, in), one layer at a time. jprm stores (in, out), with heads as an axis and the
-layers of a group stacked. Tensor names and field meanings are defined in each format's module.
+Both formats store matrices as (out, in), one layer at a time. jprm stores (in, out), with heads as an axis and a
+group's layers stacked. Tensor names and field meanings are defined in each format's module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Slot = tuple[str, int | None]
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each role's tensor in a file; for a layer's role, the shape of one layer.
+    """Returns each role's tensor shape in a file; for a layer's role, one layer's shape.
 
     A matrix is (out, in), preceded by an axis of experts. Other tensors have one axis, plus a second for convolution
     taps.

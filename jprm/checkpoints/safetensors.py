@@ -128,7 +128,7 @@ def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
 def check_sums(folder: str | os.PathLike) -> None:
     """Checks the folder against its SHA256SUMS, if present. The model card may differ.
 
-    Raises ValueError for a file that differs or is missing.
+    Raises ValueError for a differing or missing file.
     """
     sums = pathlib.Path(folder) / SUMS
     for line in sums.read_text().splitlines() if sums.is_file() else ():

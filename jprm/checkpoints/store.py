@@ -122,14 +122,14 @@ def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
     """Restores the parts `wanted` of the newest checkpoint: arrays as their abstract arrays, JSON for None.
 
     Raises:
-      ValueError: there is no checkpoint, or it is damaged or of another model. The message has the folder and the fix.
+      ValueError: there is no checkpoint, or it is damaged or from another model. The message names folder and fix.
     """
     with _newest(checkpoints) as step:
         return checkpoints.load_checkpointables(step, wanted)
 
 
 def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
-    """Returns the `run` JSON of the newest checkpoint; {} if it has none, as in best/ of earlier releases.
+    """Returns the newest checkpoint's `run` JSON; {} if it has none, as in best/ of earlier releases.
 
     Raises ValueError as `restore`, and if the checkpoint belongs to another run, e.g. was copied into this folder.
     """
@@ -229,7 +229,7 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     """Writes the experiment and its objective's `log_ratio` into the run's folder; returns the (new or existing) run
     id.
 
-    Raises ValueError if the folder holds checkpoints of another experiment.
+    Raises ValueError if the folder holds another experiment's checkpoints.
     """
     path, id = workdir / RUN, secrets.token_hex(8)
     if path.exists() and saved(workdir):
@@ -264,9 +264,9 @@ def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str
 
 
 def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
-    """Stores digests of the run's dependencies. Raises ValueError if one has changed since the run started.
+    """Stores the run's dependency digests. Raises ValueError if one has changed since the run started.
 
-    A dependency that an earlier release did not record is accepted as it is.
+    A dependency not recorded by an earlier release is accepted as it is.
     """
     path = workdir / DIGESTS
     recorded = parse(path.read_bytes(), str(path)) if path.exists() else {}
@@ -330,13 +330,13 @@ def _in_bucket(
 
 
 def committed(remote: Remote) -> list[int]:
-    """Returns the steps of whole checkpoints, in order."""
+    """Returns the whole checkpoints' steps, in order."""
     marks = (file.parent for file in remote.files() if file.name == MARK)
     return sorted(int(step.name) for step in marks if step.parent == remote and step.name.isdigit())
 
 
 class Staged:
-    """Checkpoints that are saved to local disk and uploaded in the background.
+    """Checkpoints saved to local disk and uploaded in the background.
 
     Has the Orbax Checkpointer's attributes as used by runs. While open, the disk holds the newest checkpoint and the
     one being saved.
@@ -371,7 +371,7 @@ class Staged:
         self._uploading = self._uploader.submit(self._upload, step)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is in the bucket. Raises the error of a failed upload."""
+        """Waits until the last checkpoint is in the bucket. Raises a failed upload's error."""
         self._inner.wait()
         self._uploading.result()
 
@@ -405,7 +405,7 @@ SUMMED_AT_ONCE = 1 << 24
 
 
 def fingerprint(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
-    """Returns 16 hex digits that differ between models with different parameters or tokenizers.
+    """Returns 16 hex digits, different for models with different parameters or tokenizers.
 
     Sums on the devices read each parameter once, and do not depend on the mesh.
     """

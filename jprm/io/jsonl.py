@@ -42,13 +42,13 @@ class RecordError(ValueError):
 
 
 def shortened(text: str, limit: int) -> str:
-    """Cuts the middle out of a text longer than about `limit` characters."""
+    """Cuts out the middle if a text is longer than about `limit` characters."""
     left = limit // 2
     return text if len(text) <= limit else f"{text[:left]} ... {len(text) - 2 * left:,} more ... {text[-left:]}"
 
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one record per line, to a temporary file that is renamed when complete."""
+    """Writes one record per line, to a temporary file, renamed when complete."""
     path = path_of(path)
     with path.alone(), path.replacing() as file:
         for record in records:
@@ -107,7 +107,7 @@ LINE_BYTES, WHOLE_BYTES = 2**28, 2**30
 
 
 class _Bounded(io.BufferedIOBase):
-    """Wraps a file and bounds the size of each read. Raises ValueError, naming the file."""
+    """Wraps a file and bounds each read's size. Raises ValueError, naming the file."""
 
     def __init__(self, file: IO[bytes], path: str | os.PathLike):
         self._file, self._path, self.seek = file, path, file.seek
@@ -182,7 +182,7 @@ def parse(line: bytes, where: str) -> Any:
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    """Serialises a record to one line of JSON.
+    """Serialises a record to one JSON line.
 
     Raises:
       ValueError: NaN or infinity, which JSON lacks.
@@ -228,7 +228,7 @@ class Rejects:
 
 
 def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
-    """Returns the handler of a bad line: it raises the error (`stop`) or adds to `rejects` (`skip`)."""
+    """Returns the handler for a bad line: it raises the error (`stop`) or adds to `rejects` (`skip`)."""
     if on_error == "skip" and rejects is not None:
         return rejects.add
     if on_error != "stop":

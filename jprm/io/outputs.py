@@ -140,7 +140,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def cut(file: Growing, chunk: int) -> int:
-    """Truncates the file after its last whole chunk of `chunk` lines; returns the number of remaining lines."""
+    """Truncates the file after its last whole chunk of `chunk` lines; counts the remaining lines."""
     file.seek(0)
     whole = end = 0
     for count, line in enumerate(iter(file.readline, b""), start=1):
@@ -218,7 +218,7 @@ def code_of(value: Any) -> dict[str, str]:
 
 
 def text_of_module(module: types.ModuleType) -> str | None:
-    """Returns the source text of a module; None if it has no file."""
+    """Returns a module's source text; None if it has no file."""
     text = vars(module).get("__text__")  # of `jprm.options.run`: what ran, not what is there now
     if text is not None:
         return text
@@ -227,7 +227,7 @@ def text_of_module(module: types.ModuleType) -> str | None:
 
 
 class _Walk:
-    """One traversal of a value. `files` collects the user's files on the way."""
+    """One value traversal. `files` collects the user's files on the way."""
 
     def __init__(self):
         self.files: dict[str, str] = {}
@@ -308,7 +308,7 @@ class _Walk:
         return [name, getattr(part, "__qualname__", ""), code]
 
     def _module(self, module: types.ModuleType) -> str | None:
-        """Digests a module's text and the user's modules that it uses; None for modules of jprm and Python."""
+        """Digests a module's text and the user's modules used there; None for jprm's and Python's modules."""
         file = _file(module)
         shipped = file.startswith(f"{PACKAGE}{os.sep}") or file.startswith(STANDARD) and not file.startswith(LIBRARIES)
         text = None if shipped else text_of_module(module)
@@ -342,7 +342,7 @@ def _contents(cell: types.CellType) -> Any:
 
 
 def _compiled(code: types.CodeType) -> str:
-    """Digests a function that exists in no file, e.g. in a notebook."""
+    """Digests a function without a file, e.g. in a notebook."""
     inner = [_compiled(item) if isinstance(item, types.CodeType) else repr(item) for item in code.co_consts]
     return _hashed([code.co_code.hex(), code.co_names, inner])
 

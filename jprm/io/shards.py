@@ -1,13 +1,13 @@
-"""Shards of a file: N runs of one command on disjoint records, and their outputs' checked merge.
+"""A file's shards: N runs of one command on disjoint records, and their outputs' checked merge.
 
 A shard is an ordinary run. Its input is a file with its records (OUT.00003-of-00016.input) and its output is
 OUT.00003-of-00016, so it continues, refuses and locks like any other run. A finished shard has a manifest
 (OUT.00003-of-00016.manifest.json) with its request, counts and cost. `merge` checks the manifests against each other
 and the input, and writes one file in input order.
 
-A record's shard depends only on its problem. So records of one problem stay together, and adding, removing or moving
+A record's shard depends only on its problem. So one problem's records stay together, and adding, removing or moving
 records does not move others. Commands whose results depend on neighbouring records (they pack them together) divide
-blocks of consecutive records instead; a block belongs to the shard of its first record's problem.
+blocks of consecutive records instead; a block goes to the shard for its first record's problem.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from jprm.io.storage import Found, Place, path_of
 MANIFEST_VERSION = 1
 
 MOST = 100_000
-"""Maximum shards of one output."""
+"""Maximum shards per output."""
 
 _NAME = re.compile(r"(.+)\.(\d{5,})-of-(\d{5,})")
 
@@ -66,7 +66,7 @@ class Shard:
 
 
 def problem_of(line: bytes) -> bytes:
-    """Returns bytes that identify a record's problem; for an invalid record, the line itself."""
+    """Returns identifying bytes for a record's problem; for an invalid record, the line itself."""
     try:
         record = parse(line, "")
     except RecordError:
@@ -113,7 +113,7 @@ def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any],
 def write_manifest(
     shard: Shard, output: Place, settings: Mapping[str, Any], counts: Mapping[str, Any], **cost: Any
 ) -> None:
-    """Writes the manifest of a finished shard. `settings`: further dependencies of the results beside the request."""
+    """Writes a finished shard's manifest. `settings`: further dependencies of the results beside the request."""
     source = stored_request(_beside(output, ".input"))
     content = {
         "version": MANIFEST_VERSION, "shard": shard.index, "shards": shard.count, "unit": source.pop("unit"),
@@ -222,7 +222,7 @@ class _Results:
         return refused
 
     def results_of(self, line: bytes) -> Iterator[bytes]:
-        """Yields the results of an input line."""
+        """Yields an input line's results."""
         problem = problem_of(line)
         while self._next is not None and problem_of(self._next) == problem:
             result, self._next = self._next, next(self._results, None)
@@ -300,7 +300,7 @@ def _manifest(path: Place) -> dict[str, Any]:
 
 
 def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the common request of all shards, without inputs. Raises ValueError if two differ.
+    """Returns the shards' common request, without inputs. Raises ValueError if two differ.
 
     A shard without records has no request.
     """
@@ -324,7 +324,7 @@ def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]])
 
 
 def _totals(manifests: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], float, float, dict[str, int]]:
-    """Sums the shards' counts and costs; the last fields of `Merged`."""
+    """Sums the shards' counts and costs; the last fields in `Merged`."""
     counts = collections.Counter()
     for manifest in manifests:
         counts.update({key: value for key, value in manifest["counts"].items() if isinstance(value, int | float)})

@@ -121,7 +121,7 @@ def prepare(
         split: Split by problem, e.g. held_out=0.1 writes a tenth of the problems to DIR/held_out and the rest to
             DIR/train. Equal problems stay together.
         set_: Options of the source, listed in docs/data.md (an unknown name prints all of them). `split=NAME` reads one
-            list of a file that holds several splits.
+            list from a file with several splits.
     """
     from jprm.methods.data.prepare import prepare
 
@@ -189,7 +189,7 @@ def train(
     set_: Settings = (),
     distributed: Distributed = None,
 ) -> None:
-    """Train the model that an experiment file describes. Rerun the command to continue a stopped run.
+    """Train the model described by an experiment file. Rerun the command to continue a stopped run.
 
     SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts.
 

@@ -82,7 +82,7 @@ class CritiqueOptions:
       judge: JSON file of a judge, as for `jprm score`.
       input: Records with labelled steps, one per line.
       output: One record per kept critique.
-      critiques: File that stores all critiques. Stored critiques are not sampled again.
+      critiques: File for all critiques. Stored critiques are not sampled again.
     """
 
     judge: Annotated[Path, arg(metavar="P.json")]

@@ -280,7 +280,7 @@ def plan(
             of 2,048 and 8,192 tokens, compiled for an H100. With --output, a stopped table continues.
         slices: Slices or nodes, joined by the data centre network. `mesh.data` must be a multiple.
         scoring: Plan the step of `jprm score` with one row per device, instead of the training step.
-        search: Try meshes, then remat policies, then rows per micro-batch; print the fastest plan that fits.
+        search: Try meshes, then remat policies, then rows per micro-batch; print the fastest fitting plan.
         to: File for the figures, including every candidate of a search.
         set_: Values that override the experiment, e.g. mesh.context=4.
     """

@@ -22,7 +22,7 @@ __all__ = ["Bounds", "ProgramCounts", "bounds", "count", "matrices", "model_flop
 
 @dataclasses.dataclass(frozen=True)
 class ProgramCounts:
-    """Counts per device and run. `uncounted` names kernels of unknown cost."""
+    """Counts per device and run. `uncounted` names kernels with unknown cost."""
 
     flops: float
     bytes: float
@@ -37,7 +37,7 @@ class ProgramCounts:
 def count(
     module: Module, parameters: Collection[int] = (), kernels: Mapping[str, float] | None = None, node: int = 0
 ) -> ProgramCounts:
-    """Counts the FLOPs, memory traffic and collectives of the module's entry.
+    """Counts the module entry's FLOPs, memory traffic and collectives.
 
     parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
     kernels: FLOPs per call of Pallas kernels, by name. Others count by their `cost_estimate`.
@@ -100,7 +100,7 @@ def _pairs_along(size: int, window: int, outputs: int, stride: int, low: int, lh
 
 
 KERNELS = re.compile(r"tpu_custom_call|gpu\.triton")
-"""Matches calls of Pallas kernels, on TPUs and GPUs."""
+"""Matches Pallas kernel calls, on TPUs and GPUs."""
 
 
 def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
@@ -116,7 +116,7 @@ FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "after-all",
     "partition-id", "replica-id", "optimization-barrier", "async-start", "async-update", "async-done", "call-start",
 }  # fmt: skip
-"""Instructions that move no data."""
+"""Instructions without data movement."""
 
 SLICES = ("dynamic-slice", "slice", "gather")
 
@@ -176,7 +176,7 @@ def _fusion_bytes(
 
 
 def _under_way(inner: Instruction) -> bool:
-    """Whether it is a collective that several fusions carry on beside their own work. Only the last one counts it."""
+    """Whether it is a collective carried on by several fusions beside their own work. Only the last one counts it."""
     return inner.opcode in CARRIED or "AsyncCollective" in inner.text
 
 
@@ -186,7 +186,7 @@ CARRIED = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collecti
 def _read(module: Module, where: Computation, value: Instruction) -> float:
     """Returns the bytes a fusion reads from an inner value: only slices, if it has no other users.
 
-    Fusions are nested: a product's fusion calls the fusion that slices its operand.
+    Fusions are nested: a product's fusion calls its operand's slicing fusion.
     """
     total = 0.0
     for user in {u.name: u for u in where.users[value.name]}.values():
@@ -235,7 +235,7 @@ NETWORK = {
 """Values of the TRANSFER attribute on a `send` between slices."""
 
 PSUM = '_xla_host_transfer_rendezvous="psum'
-"""Marks sums of gradients between slices. The compiler's own sums are all-reduces."""
+"""Marks gradient sums between slices. The compiler's own sums are all-reduces."""
 
 TILE = 1024
 """XLA rounds packed arrays up to a multiple of this many elements."""
@@ -271,7 +271,7 @@ class Collective:
 
 
 def collectives(module: Module, parameters: Collection[int], node: int = 0) -> Iterator[Collective]:
-    """Yields the collectives of the module's entry.
+    """Yields the collectives in the module's entry.
 
     parameters: sizes of a layer's parameters, as gathered on a device. node: devices per node if several GPU nodes are
         joined by a network.
@@ -300,7 +300,7 @@ def collectives(module: Module, parameters: Collection[int], node: int = 0) -> I
 
 
 def _within(module: Module, loop: Instruction) -> str:
-    """Returns the prefix of operation names in a loop's body.
+    """Returns the prefix for operation names in a loop's body.
 
     If the compiler rewrote a loop to overlap sending with the next iteration, the loop has no name. Its prefix is then
     the layer loop in which most of its body was traced.
@@ -383,7 +383,7 @@ def _between_slices(send: Instruction) -> str:
 
 
 def _packed(where: Computation, operand: Instruction) -> list[Array]:
-    """Returns the small arrays that the compiler packed into the operand, or the operand's own array."""
+    """Returns the small arrays packed by the compiler into the operand, or the operand's own array."""
     whole, packs = operand.arrays[0], operand
     while packs.opcode in ("bitcast", "copy", "custom-call") and len(packs.operands) == 1:  # the call rounds up
         packs = where.instructions[packs.operands[0]]
@@ -415,14 +415,14 @@ def nodes_of(collective: Instruction, node: int) -> int:
 
 
 def group_size(collective: Instruction) -> int:
-    """Returns the number of devices in a group; 2 for a permute."""
+    """Returns a group's number of devices; 2 for a permute."""
     return 2 if collective.opcode.startswith("collective-permute") else len(first_group(collective))
 
 
 def first_group(collective: Instruction) -> list[int]:
-    """Returns the devices of a collective's first group; between slices, the slices.
+    """Returns the devices in a collective's first group; between slices, the slices.
 
-    Raises ValueError for an unknown notation of groups.
+    Raises ValueError for an unknown group notation.
     """
     order = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
     # Between slices: slices x chips, groups of devices, or pairs: "{1,2}x{0:63}".
@@ -488,7 +488,7 @@ class Bounds:
 
     @property
     def by(self) -> str:
-        """Name of the largest bound."""
+        """The largest bound's name."""
         return max((field.name for field in dataclasses.fields(self)), key=lambda name: getattr(self, name))
 
 

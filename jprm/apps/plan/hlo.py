@@ -1,4 +1,4 @@
-"""Parses the text of a compiled program: instructions, executed computations and loop trips."""
+"""Parses a compiled program's text: instructions, executed computations and loop trips."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEADER = re.compile(r"(ENTRY )?%?([\w.-]+) \(.*\{\s*$")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """Type, shape and memory of a buffer."""
+    """A buffer's type, shape and memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,13 +51,13 @@ class Instruction:
     root: bool
 
     def attribute(self, name: str) -> str:
-        """Returns the value of `name=value`, up to the next comma or space outside brackets; "" if absent."""
+        """Returns the value in `name=value`, up to the next comma or space outside brackets; "" if absent."""
         match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^,\s]+)", self.text)
         return match.group(1) if match else ""
 
     @functools.cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
-        """Returns the names of called computations by role, e.g. calls, body, condition."""
+        """Returns called computations' names by role, e.g. calls, body, condition."""
         return {kind: tuple(re.findall(r"[\w.-]+", names)) for kind, names in _CALLED.findall(self.text)}
 
     @functools.cached_property
@@ -123,7 +123,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Parses the text of a compiled program, as from jax's `compiled.as_text()`.
+    """Parses a compiled program's text, as from jax's `compiled.as_text()`.
 
     Raises ValueError if it has no entry computation.
     """
@@ -144,7 +144,7 @@ def parse(text: str) -> Module:
 
 
 def _closed(text: str, start: int) -> int:
-    """Returns the index after the bracket that closes the one at `start`."""
+    """Returns the index after the closing bracket for the one at `start`."""
     depth = 0
     for match in re.compile(r"[()]").finditer(text, start):
         depth += 1 if match.group() == "(" else -1
@@ -175,7 +175,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 class UnknownTrips(ValueError):
-    """The number of a loop's trips cannot be read from the program's text."""
+    """A loop's trip count cannot be read from the program's text."""
 
 
 def trips(module: Module, computation: Computation, loop: Instruction) -> int:

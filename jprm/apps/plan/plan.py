@@ -166,7 +166,7 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
 def training_step(
     experiment: Experiment, mesh: Mesh | AbstractMesh, backend: str = "tpu"
 ) -> tuple[Callable, tuple[Any, ...]]:
-    """Returns the step that `jprm train` runs on the backend, and its arguments."""
+    """Returns the step run by `jprm train` on the backend, and its arguments."""
     e = experiment
     objective = objectives.find(e.objective, e.objective_options)
     objectives.check(objective, e.task)
@@ -179,7 +179,7 @@ def training_step(
 
 
 def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
-    """Returns the function that `jprm score` runs on a batch with one row per device, and its arguments."""
+    """Returns the function run by `jprm score` on a batch with one row per device, and its arguments."""
     state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
@@ -197,7 +197,7 @@ def placed(arrays: Any, mesh: Mesh | AbstractMesh) -> Any:
 class Memory:
     """HBM bytes per device. If the program does not fit, only `total` and `available` are known.
 
-    On TPUs, `total` is the peak that the compiler assigns, by which it rejects a program; `temporaries` counts some
+    On TPUs, `total` is the compiler's assigned peak, by which it rejects a program; `temporaries` counts some
     buffers twice.
     """
 
@@ -256,7 +256,7 @@ def search(
     """Returns all plans, and the fitting one with the highest token rate, or None.
 
     Compiling takes minutes, so not every combination is tried. While no candidate fits, the search continues from the
-    one that exceeds memory least.
+    one exceeding memory least.
 
     Raises ValueError if no mesh divides the model and the rows.
     """

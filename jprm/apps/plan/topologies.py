@@ -15,7 +15,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Published figures of one chip, in bytes and FLOPs per second.
+    """One chip's published figures, in bytes and FLOPs per second.
 
     interconnect: all links of the chip together, in one direction.
     links: number of links.

@@ -94,7 +94,7 @@ def key_of(config: Listen) -> str | None:
 
 
 def under(config: Listen) -> list[Middleware]:
-    """Returns the middleware that strips `root_path` from request paths. It must come first."""
+    """Returns the middleware to strip `root_path` from request paths. It must come first."""
     return [Middleware(_Under, root=config.root_path)] if config.root_path else []
 
 
@@ -115,7 +115,7 @@ class _Under:
 
 
 def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
-    """Returns the middleware that checks host, origin and key. `expected` maps a path to its key, or None."""
+    """Returns the middleware to check host, origin and key. `expected` maps a path to its key, or None."""
     names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
 
     def of_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:

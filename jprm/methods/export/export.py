@@ -158,7 +158,7 @@ def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, s
 
 
 def _positions(path: Place) -> int:
-    """Returns the context length in the metadata of a GGUF file or Hugging Face folder."""
+    """Returns the context length in a GGUF file's or Hugging Face folder's metadata."""
     if path.is_dir():
         return int(json.loads((path / PUBLISHED).read_bytes()).get("max_position_embeddings", 2048))
     fields = open_gguf(local_copy(path)).fields
@@ -193,7 +193,7 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
 def config_json(
     prm: PRM, experiment: Experiment, dtype: FileDtype = "float32", format: Format = "transformers"
 ) -> dict[str, Any]:
-    """Returns the content of config.json. Raises ValueError with the field that the format cannot express.
+    """Returns config.json's content. Raises ValueError with the field the format cannot express.
 
     RoPE is written as in transformers 4, which transformers 5 and vLLM also read. vLLM serves an architecture that ends
     in ForTokenClassification as a pooling model with one score per token, without further fields.
@@ -277,7 +277,7 @@ def _check_peft(prm: PRM, experiment: Experiment) -> None:
 
 
 def _peft_tensors(prm: PRM, experiment: Experiment) -> dict[str, np.ndarray]:
-    """Returns the file's tensors by name, as float32: A and B of each layer, and the linear head."""
+    """Returns the file's tensors by name, as float32: each layer's A and B, and the linear head."""
     mesh = make_mesh(devices=jax.devices()[:1])
     with jax.set_mesh(mesh):
         params, _ = store.load_params(prm.name, experiment, mesh)
@@ -299,7 +299,7 @@ def _peft_tensors(prm: PRM, experiment: Experiment) -> dict[str, np.ndarray]:
 
 
 def _peft_json(experiment: Experiment, names: Iterable[str]) -> dict[str, Any]:
-    """Returns the content of adapter_config.json. PEFT matches `target_modules` with the ends of module names."""
+    """Returns adapter_config.json's content. PEFT matches `target_modules` with the ends of module names."""
     lora = experiment.lora
     layered = (re.search(r"layers\.\d+\..+(?=\.lora_A\.weight)", name) for name in names)
     return {
@@ -326,7 +326,7 @@ CALIBRATION, CARD = "calibration.json", "README.md"
 
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the record of jprm's layout and head, by which the exported folder is read."""
+    """Returns jprm's layout and head as a record, by which the exported folder is read."""
     outputs = cast(dict[str, Weighted], dict(find(prm.config.head).readout.outputs))  # pyright: ignore
     factors = {
         name: {label: factor for label, factor in zip(labels, output.factors, strict=True) if factor}
@@ -346,7 +346,7 @@ def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> d
 
 
 def policy_card(experiment: Experiment, step: int) -> str:
-    """Returns the README.md of a policy."""
+    """Returns a policy's README.md."""
     base = pathlib.Path(experiment.base).name if experiment.base else "random parameters"
     return f"""---
 library_name: transformers
@@ -363,7 +363,7 @@ and a newline, encoded one by one without special tokens.
 
 
 def card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> str:
-    """Returns the README.md of a PRM."""
+    """Returns a PRM's README.md."""
     data, target, tokenizer, lora = experiment.data, experiment.target, prm.layout.tokenizer, experiment.lora
     newline = tokenizer.encode("\n")
     bos = "none" if tokenizer.bos is None else f"id {tokenizer.bos}, once, at the very start"
@@ -482,7 +482,7 @@ def _result(run: Place) -> dict[str, str]:
 
 
 def _evaluations(run: Place) -> str:
-    """Returns the figures of every benchmark report (NAME.json) in the run's folder."""
+    """Returns the figures from every benchmark report (NAME.json) in the run's folder."""
     parts = []
     for name in BENCHMARKS:
         path = run / f"{name}.json"

@@ -50,10 +50,10 @@ COMMIT, DIGEST = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40}|[0-9a-f]
 
 FETCHED = re.compile(r"(?!consolidated)[^/]+\.safetensors|(?!.*\.bin\.index)[^/]+\.json|[^/]+\.jinja|tokenizer\.model"
                      r"|SHA256SUMS|README\.md")  # fmt: skip
-"""Top-level files that are downloaded. `consolidated` is a second copy in Mistral's format."""
+"""Downloaded top-level files. `consolidated` is a second copy in Mistral's format."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-"""Suffixes of weights that execute code when read, or are unreadable for jprm."""
+"""Suffixes of weights that execute code when read, or are unreadable by jprm."""
 
 
 @functools.cache

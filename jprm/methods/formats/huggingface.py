@@ -194,7 +194,7 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
 
 @functools.lru_cache(64)
 def _has_own_head(folder: pathlib.Path, files: tuple[tuple[str, int], ...]) -> bool:
-    """Returns whether the files have a language head that differs from the embedding. `files` are the cache key.
+    """Returns whether the files have a language head unlike the embedding. `files` are the cache key.
 
     Such a head is used despite `tie_word_embeddings`, as in transformers 5: the field may be left over from the base if
     the model was trained untied.
@@ -253,7 +253,7 @@ def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Fused:
-    """A tensor that contains several roles: rows of each in turn, `groups` times; or the tensors of all experts.
+    """A tensor with several roles: rows of each in turn, `groups` times; or the tensors of all experts.
 
     parts: (name, rows per group). If `experts` is 0, the file tensor `name` contains the parts; otherwise the part
         stacks all experts' tensors, whose names are `name` with {} filled in. `squeezed`: the file has an extra axis of

@@ -1,12 +1,12 @@
 """`Comparison`: a judge comparing a pool's samples with each other; same interface as `Judge`.
 
 `pairwise` is a tournament: the judge sees two samples and names the better one, in both orders, because judges prefer a
-position. If one order cannot be read, the pair is ignored. A sample's score is its mean probability of winning. Each
+position. If one order cannot be read, the pair is ignored. A sample's score is its mean win probability. Each
 sample meets the next `rounds` samples around the pool, or all others (`rounds` 0). `listwise` shows all samples at once
 and asks for a number in [0, 1] per sample, as RULER does (OpenPipe, 2025): relative scores from one critique. Samples
 with equal text count as one, and score 0.5 if there is no other.
 
-All steps of a sample get its score; shared steps get the mean. The rule is `last`.
+All steps in a sample get its score; shared steps get the mean. The rule is `last`.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ class Comparison(ByCritiques):
         return results
 
     def questions(self, tree: ReasoningTree) -> int:
-        """Returns the maximum number of questions about a tree; samples with equal text share theirs."""
+        """Returns the maximum question count for a tree; samples with equal text share theirs."""
         count = len(chains_of(tree))
         if self.compares == "listwise":
             return int(count > 1)
         return count * min(2 * (self.rounds or count), max(count - 1, 0))
 
     def _shown(self, count: int) -> Iterator[tuple[int, ...]]:
-        """Yields the indices of the texts in each question, in order."""
+        """Yields the text indices in each question, in order."""
         if self.compares == "listwise":
             if count > 1:
                 yield tuple(range(count))
@@ -136,7 +136,7 @@ class Comparison(ByCritiques):
                     yield pair[::-1]
 
     def _read(self, critique: Critique, count: int) -> Reading:
-        """Returns the scores of the compared samples, in order."""
+        """Returns the compared samples' scores, in order."""
         if self.compares == "pairwise":
             reading = read(self.prompt, critique, 1)
             return dataclasses.replace(reading, scores=(p := reading.scores[0], 1 - p)) if reading.scores else reading
@@ -152,7 +152,7 @@ class Comparison(ByCritiques):
         return Reading("read", tuple(score >= 0.5 for score in scores), scores, (True,) * count)
 
     def _means(self, count: int, read_of: Sequence[tuple[tuple[int, ...], Critique, Reading]]) -> Sequence[float]:
-        """Returns the mean score of each text; 0.5 for a single text, NaN if no comparison counts."""
+        """Returns each text's mean score; 0.5 for a single text, NaN if no comparison counts."""
         if count < 2:
             return [0.5] * count
         read_in: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
@@ -170,7 +170,7 @@ class Comparison(ByCritiques):
 def _of_nodes(
     tree: ReasoningTree, chains: Sequence[Sequence[int]], score_K: Sequence[float]
 ) -> Float[np.ndarray, " N"]:
-    """Returns the mean score of the chains through each step; NaN for context."""
+    """Returns the mean score per step over the chains through it; NaN for context."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
     for chain, score in zip(chains, score_K, strict=True):
         for node in chain:

@@ -53,7 +53,7 @@ class JudgePrompt:
       scale: if not 0, the verdict is a whole number from 1 to this; at most 9, so that it is a single token. A
         critique's score is (E - 1) / (scale - 1). E is the expectation over the numbers' tokens if the policy reports
         alternatives (`top_logprobs`), else the written number (Liu et al. 2023, G-Eval, arXiv 2303.16634).
-      opening: beginning of the critique, which the policy continues.
+      opening: the critique's beginning, which the policy continues.
       end: the critique is read up to this text.
       runs_code: run Python blocks of a critique in the sandbox; the critique continues after their output.
     """
@@ -78,7 +78,7 @@ class JudgePrompt:
 
     @property
     def converses(self) -> bool:
-        """Whether the question contains the critiques of earlier steps."""
+        """Whether the question contains earlier steps' critiques."""
         return "{critique}" in self.separator
 
     def filled(self, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
@@ -240,10 +240,10 @@ PROMPTS = {prompt.name: prompt for prompt in (PLAIN, QWEN_CRITIQUE, THINKPRM, GE
 # ---- Asking.
 
 KEY = "judge"
-"""Key of a scored record for critiques and their counts."""
+"""A scored record's key for critiques and their counts."""
 
 CODE_END = "\n```\n"
-"""Delimiter for critiques with code: each sample ends at the end of a code block."""
+"""Delimiter for critiques with code: each sample stops after a code block."""
 
 RUNS = 3
 """Maximum code blocks that are run per critique; later blocks are not run, as in GenPRM's own code."""
@@ -256,7 +256,7 @@ _WORKERS = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Critique:
-    """The text that a policy wrote about a chain."""
+    """A policy's text about a chain."""
 
     steps: tuple[str, ...]  # as the policy wrote it, without the prompt's opening; of a critique with code, its text
     text: str  # the same as one text, with the output of the code that was run
@@ -419,7 +419,7 @@ class StepVerdict:
 
 
 def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | None:
-    """Returns the verdicts of a critique about a chain with so many steps; None if it cannot be read.
+    """Returns a critique's verdicts about a chain with so many steps; None if it cannot be read.
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
     incorrect one.
@@ -462,7 +462,7 @@ def _verdict(prompt: JudgePrompt, match: re.Match[str]) -> StepVerdict | None:
 
 
 Tokens = Sequence[tuple[str, LogProb]]
-"""(text, natural log-probability) of each token."""
+"""(text, natural log-probability) per token."""
 
 
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:

@@ -26,7 +26,7 @@ from jprm.tree import NONE, ReasoningTree, above_of, as_written, chain_tree, cha
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judgement:
-    """Scores and report on a tree of N nodes."""
+    """Scores and report on a tree with N nodes."""
 
     score_N: Float[np.ndarray, " N"]  # float32; NaN where no critique could be read
     report: dict[str, Any]  # counts, generated tokens, and `critiques`; JSON values
@@ -71,7 +71,7 @@ class ByCritiques:
         raise NotImplementedError
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns the score and further outputs of each tree, (N,) each; NaN if no critique could be read."""
+        """Returns each tree's score and further outputs, (N,) each; NaN if no critique could be read."""
         return [outputs for outputs, _ in self.reported(trees)]
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
@@ -148,7 +148,7 @@ class Judge(ByCritiques):
         return [judgement_of(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
 
     def paths(self, tree: ReasoningTree) -> list[list[int]]:
-        """Returns the paths that questions about a tree cover, as step indices from the problem on."""
+        """Returns the paths covered by questions about a tree, as step indices from the problem on."""
         if self.prompt.asks != "step":
             return chains_of(tree)
         above, paths = above_of(tree), {-1: []}
@@ -159,7 +159,7 @@ class Judge(ByCritiques):
     def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
         """Returns critiques for the given `paths` in each tree. Equal questions about a tree are asked once.
 
-        A conversation needs the critiques of earlier steps, so it always covers all paths.
+        A conversation needs earlier steps' critiques, so it always covers all paths.
 
         Raises PolicyError if every critique failed.
         """
@@ -185,7 +185,7 @@ class Judge(ByCritiques):
     def _questions(
         self, tree: ReasoningTree, paths: Sequence[Sequence[int]], critique_of: Mapping[int, str]
     ) -> dict[str, list[Sequence[int]]]:
-        """Returns the paths that each question covers."""
+        """Returns the paths covered by each question."""
         questions: dict[str, list[Sequence[int]]] = {}
         for path in paths:
             steps, critiques = [step_text(tree, i) for i in path], [critique_of.get(i, "") for i in path[:-1]]
@@ -271,10 +271,10 @@ class Criterion:
 
 @dataclasses.dataclass(frozen=True)
 class Rubric(ByCritiques):
-    """Judges that share a policy, one per criterion, ready to score.
+    """Judges with a shared policy, one per criterion, ready to score.
 
     A step's score is the weighted mean over criteria; NaN if any criterion could not be read. A criterion with weight 0
-    is an output that does not count.
+    is an output but does not count.
     """
 
     policy: Policy

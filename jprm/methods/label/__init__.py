@@ -1,1 +1,1 @@
-"""Step labels that need no human: Monte Carlo, OmegaPRM, formal checks, a teacher, the consensus of two sources."""
+"""Step labels without human work: Monte Carlo, OmegaPRM, formal checks, a teacher, the consensus of two sources."""

@@ -1,4 +1,4 @@
-"""Configs of the label methods; imports no array library."""
+"""Configs for the label methods; imports no array library."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Labeller:
-    """Your own labeller of steps, for `jprm label FILE.py:NAME`.
+    """Your own step labeller, for `jprm label FILE.py:NAME`.
 
     Attributes:
       labels: maps a tree to one label per node; None if unknown.
-      semantics: meaning of the labels: correctness, rating or value.
+      semantics: the labels' meaning: correctness, rating or value.
       check: (tree, where) raises ValueError if it cannot label the record. All records are checked before any is
         labelled.
     """
@@ -86,7 +86,7 @@ class MonteCarloConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OmegaConfig:
-    """OmegaPRM: values from a tree search that finds first errors by binary search.
+    """OmegaPRM: values from a tree search for first errors, by binary search.
 
     Rerun to continue a stopped command. Problems that are always or never solved are left out and counted. Steps in
     the records are ignored.
@@ -98,7 +98,7 @@ class OmegaConfig:
       alpha: In Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L), as published.
       beta: beta in Q.
       length: L in Q, in tokens.
-      c_puct: Weight of exploration.
+      c_puct: Exploration weight.
       k: Rollouts per state (k in papers).
       searches: Maximum binary searches per problem.
       budget: Maximum rollouts per problem. If it runs out, the search keeps the states valued so far.

@@ -1,4 +1,4 @@
-"""Pools verdicts of judges and people: Dawid and Skene's model, a correction by gold labels, and agreement.
+"""Pools verdicts from judges and people: Dawid and Skene's model, a correction by gold labels, and agreement.
 
 Each judge j has a confusion matrix e_j[c, v], the probability of verdict v on a step of true class c. Verdicts are
 independent given the class (Dawid & Skene, Applied Statistics 28, 1979). EM estimates the class probabilities p, the
@@ -140,7 +140,7 @@ def matrices(
     index_K: Int[np.ndarray, " K"],
     weight_N: Float[np.ndarray, " N"] | None = None,
 ) -> Float[np.ndarray, "J 2 2"]:
-    """Returns each judge's matrix [judge, true class, verdict] from corrected probabilities of class 1 and gold labels.
+    """Returns each judge's matrix [judge, true class, verdict] from corrected class 1 probabilities and gold labels.
 
     Per judge and verdict, class 1's fraction is the mean probability plus the gold labels' mean residual, shrunk by
     `DOUBT`. Steps have weight `weight_N`. Given a judge's verdict, gold labels must be a random sample; they may favour
@@ -164,7 +164,7 @@ def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 # ---- Krippendorff's alpha for ordinal ratings.
 
 Ratings = Sequence[Sequence[float | None]]
-"""Ratings of each unit, in any order; None for a missing rating."""
+"""Each unit's ratings, in any order; None for a missing rating."""
 
 
 def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
@@ -186,7 +186,7 @@ def alpha_of(observed_CC: Float[np.ndarray, "*R C C"]) -> Float[np.ndarray, "*R"
 
     NaN if all ratings are equal (Computing Krippendorff's Alpha-Reliability, 2011, section D).
 
-    The distance of c < k is the squared number of ratings from c to k, counting half of those at c and k.
+    The distance from c to k > c is the squared number of ratings from c to k, where ratings at c and k count half.
     """
     n_C = observed_CC.sum(-1)
     below_C = np.cumsum(n_C, -1) - n_C / 2

@@ -48,7 +48,7 @@ OUTCOMES_AT_ONCE = 64
 """Records whose chains are judged together, because programs run in batches."""
 
 FLUSH_SECONDS = 1.0
-"""Most seconds of work lost by a kill. In a bucket, each flush writes an object."""
+"""Maximum seconds of work lost by a kill. In a bucket, each flush writes an object."""
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
@@ -64,7 +64,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
-    """Writes OmegaPRM's trees for the problems of a file. A repeated call continues from the file of rollouts."""
+    """Writes OmegaPRM's trees for a file's problems. A repeated call continues from the file of rollouts."""
     if turns := turns_of(policy):
         config = dataclasses.replace(config, verifier="outcome")
     _check(input, output, rollouts, config.verifier, _problems)
@@ -143,7 +143,7 @@ def label_own(name: str, input: Path, output: Path) -> dict:
 
 
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
-    """Judges the chains of a file by a verifier. A repeated call continues."""
+    """Judges a file's chains by a verifier. A repeated call continues."""
     judge = verifiers.find(verifier)
     for number, tree in enumerate(trees_in(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
@@ -188,7 +188,7 @@ def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str,
 
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
-    """Adds a language model's log-probabilities to the records of a file. A repeated call continues."""
+    """Adds a language model's log-probabilities to a file's records. A repeated call continues."""
     check_output(output, input)
     check_input(input)
     reference = load_reference(model, dtype)
@@ -207,7 +207,7 @@ def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Re
     """Sets `correct` at the end of every chain, and stores the verifier's other results in the node's `extra`.
 
     A sample's `answer` is replaced; a chain keeps its record's answer. If `finish_reason` is not `stop`, the chain was
-    cut off: it is incorrect and has no answer. Unfinished branches of a search are unchanged. All chains are judged in
+    cut off: it is incorrect and has no answer. A search's unfinished branches are unchanged. All chains are judged in
     one batch.
     """
     problems = [(tree, verifiers.record_of_problem(tree), chains_of(tree)) for tree in trees]
@@ -283,7 +283,7 @@ def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubr
 def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
     """Loads a language model to score each step by the chain's log-probability up to and including it.
 
-    `path` may be any `base` of an experiment. Raises ValueError if the model has no language head.
+    `path` may be any valid `base` for an experiment. Raises ValueError if the model has no language head.
     """
     enable_compile_cache()
     attention = "paths" if jax.default_backend() == "cpu" else "blocked"
@@ -381,7 +381,7 @@ THRESHOLDS = {"correctness": 0.5, "rating": 0.0, "value": math.ulp(0.0)}
 
 
 def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
-    """Returns the index of the first label below the threshold; -1 if there is none.
+    """Returns the first index with a label below the threshold; -1 if there is none.
 
     Returns None if an unlabelled step precedes it. Labels after the first error may be missing.
     """
@@ -394,7 +394,7 @@ def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
 
 
 def threshold_of(tree: ReasoningTree, threshold: float | None) -> float:
-    """Returns the error threshold of a tree's labels. Raises ValueError if the semantics have no default."""
+    """Returns the error threshold for a tree's labels. Raises ValueError if the semantics have no default."""
     threshold = THRESHOLDS.get(tree.semantics) if threshold is None else threshold
     if threshold is None:
         raise ValueError(f"labels of semantics {tree.semantics!r} need a threshold below which a step is an error")
@@ -415,7 +415,7 @@ def consensus(
 
     Args:
       source, other: trees; every pool sample and every tree path is a chain.
-      thresholds: error thresholds of the two sources; None for the default of the semantics.
+      thresholds: the two sources' error thresholds; None for the semantics' default.
       counts: receives chain counts by outcome: kept, disagree, unlabelled (the first error is unknown in either
         source), repeated, not in the other.
 
@@ -451,7 +451,7 @@ def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[byte
 
 
 def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
-    """Returns a digest for each step: of the problem and all messages up to the step."""
+    """Returns a digest for each step: for the problem and all messages up to the step."""
     digests: list[bytes] = []
     for node in tree.nodes:
         above = digests[node.parent] if node.parent >= 0 else tree.problem.encode()
@@ -461,7 +461,7 @@ def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
 
 
 def labels_of(tree: ReasoningTree, path: Sequence[int], threshold: float) -> list[float | None]:
-    """Returns the step labels along a path, filling gaps that later values imply (`implied`)."""
+    """Returns the step labels along a path, filling gaps implied by later values (`implied`)."""
     labels = [tree.nodes[i].label for i in path if tree.nodes[i].is_step]
     return implied(labels) if tree.semantics == "value" and threshold == THRESHOLDS["value"] else labels
 
@@ -530,7 +530,7 @@ def matching_critiques(
 
 
 def _known(tree: ReasoningTree, judge: Judge, threshold: float) -> dict[tuple[int, ...], int]:
-    """Returns the verdicts that the labels imply, by path."""
+    """Returns the verdicts implied by the labels, by path."""
     labels_of_path = {tuple(path): [tree.nodes[i].label for i in path] for path in judge.paths(tree)}
     verdicts = {path: _verdict(judge, labels, threshold) for path, labels in labels_of_path.items()}
     return {path: verdict for path, verdict in verdicts.items() if verdict is not None}

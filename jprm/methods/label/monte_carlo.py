@@ -53,7 +53,7 @@ def label_trees(
 
 
 def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
-    """Returns the prefix that ends with each node."""
+    """Returns the prefix up to each node."""
     prefixes: list[Prefix] = []
     for node in tree.nodes:
         before = prefixes[node.parent].steps if node.parent >= 0 else ()
@@ -63,7 +63,7 @@ def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
 
 @dataclasses.dataclass
 class _Counts:
-    """Rollout counts of a tree's N nodes. `asked` includes failed ones; `rounds`: (right, total) after each round."""
+    """Rollout counts for a tree's N nodes. `asked` includes failed ones; `rounds`: (right, total) after each round."""
 
     known_N: Bool[np.ndarray, " N"]
     asked_N: Int[np.ndarray, " N"]
@@ -101,7 +101,7 @@ def _label_chunk(chunk, records, rollouts, config, verifier):
 
 
 def _more(config: MonteCarloConfig, counts: Sequence[_Counts]) -> list[Int[np.ndarray, " N"]]:
-    """Returns the next rollouts per prefix of several trees, under a budget per tree or for all trees."""
+    """Returns the next rollouts per prefix in several trees, under a budget per tree or for all trees."""
     adaptive = config.adaptive
     if adaptive is None:
         return [np.zeros_like(counted.total_N) for counted in counts]
@@ -239,7 +239,7 @@ def allocate(
     """Returns the next round's rollouts for each of S prefixes.
 
     An open prefix gets at most k, and at most `most` over all rounds; the sum is at most the budget. The seed decides
-    the order of service. It must not depend on outcomes, or the estimates would be biased.
+    the service order. It must not depend on outcomes, or the estimates would be biased.
     """
     wanted_S = np.where(open_S, np.clip(most - asked_S, 0, k), 0)
     order_S = np.random.default_rng(seed).permutation(len(wanted_S))
@@ -257,7 +257,7 @@ _BISECTIONS = 50
 def confidence_sequence(
     right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
 ) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
-    """Returns the lowest and highest probability not rejected by the trials; (0, 1) if `total` is 0.
+    """Returns the (low, high) probabilities not rejected by the trials; (0, 1) if `total` is 0.
 
     Covers with probability at least 1 - alpha at any stopping time, with the alpha of z standard errors. Inverts
     Ville's inequality for the likelihood ratio of the beta(1/2, 1/2) mixture to p (H. Robbins, Annals of Mathematical
@@ -332,7 +332,7 @@ Steps = Generator[Prefix, JudgedSamples | None, Result]
 """Part of a search: yields prefixes, and receives (rollout, is correct) for their rollouts, except failed ones."""
 
 FAILED_IN_A_ROW = 16
-"""If all rollouts of so many prefixes in a row fail, the policy counts as down."""
+"""If all rollouts for so many prefixes in a row fail, the policy counts as down."""
 
 
 def quality(mc: Float[np.ndarray, "*S"], tokens: Int[np.ndarray, "*S"], config: OmegaConfig) -> Float[np.ndarray, "*S"]:
@@ -360,7 +360,7 @@ class ValuedPrefix:
 
 @dataclasses.dataclass
 class Search:
-    """State of the search for one problem."""
+    """The search's state for one problem."""
 
     record: Mapping[str, Any]  # of the problem, for the verifier
     states: dict[tuple[str, ...], ValuedPrefix] = dataclasses.field(default_factory=dict)  # by their prefix's steps

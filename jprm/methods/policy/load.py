@@ -1,4 +1,4 @@
-"""Loads a policy by its path: a model, or a JSON file that describes one."""
+"""Loads a policy by its path: a model, or a JSON file with its description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jprm.options import OptionError, place_of, values_of
 from jprm.tree import RecordError
 
 _BYTES = 1_000_000
-"""Largest policy file in bytes, so that weights named by mistake are not read."""
+"""Largest policy file in bytes, so weights named by mistake are not read."""
 
 _REMEDY = (
     'Write {"url": "http://localhost:8000/v1", "model": NAME} for a server, with other fields of ServerConfig as'
@@ -59,7 +59,7 @@ def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def policy_of(settings: dict[str, Any], where: str) -> Policy:
-    """Builds the policy that a JSON object describes. Raises as `load_policy`; `where` names the file."""
+    """Builds the policy described by a JSON object. Raises as `load_policy`; `where` names the file."""
     if "model" not in settings:
         raise RecordError(where, "model", "is absent", _REMEDY)
     if "url" in settings:
@@ -85,7 +85,7 @@ def _checked(kind: type, settings: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def refusing(where: str, field: str, remedy: str) -> Iterator[None]:
-    """Converts ValueErrors of the block to RecordErrors with the place and remedy."""
+    """Converts the block's ValueErrors to RecordErrors with the place and remedy."""
     try:
         yield
     except OptionError as error:

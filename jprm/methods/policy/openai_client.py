@@ -5,8 +5,8 @@ with a prefix cache compute a shared prompt once. `finish_reason` shows whether 
 end, a step's delimiter or the end of the text, is taken from the first of these: the delimiter in the text (requested
 by vLLM's `include_stop_str_in_output` and SGLang's `no_stop_trim`), `stop_reason` (vLLM), `matched_stop` (SGLang).
 Without any of them, a text counts as a finished step. An empty text is requested again without a stop: it is either the
-end of the chain or a blank step. Blank steps do not count: the sample continues after them, as in the sampler of this
-process.
+end of the chain or a blank step. Blank steps do not count: the sample continues after them, as in this process's
+sampler.
 
 All sampling parameters are sent, because servers have their own defaults: vLLM and SGLang those in the model's
 `generation_config.json`, llama.cpp's server top_k=40 and min_p=0.05. A null key in `extra` is not sent.
@@ -39,7 +39,7 @@ from jprm.tokenizer import Tokenizer, load_tokenizer
 T = TypeVar("T")
 
 _REPLY_BYTES, _TOKEN_BYTES = 2**20, 2**12
-"""Limit of a reply in bytes: a constant, plus an amount per token (each may have 20 log-probabilities)."""
+"""A reply's limit in bytes: a constant, plus an amount per token (each may have 20 log-probabilities)."""
 
 _LONGEST_REST_S = 60.0
 """Longest pause, in seconds, for a repeatedly failing server among several."""
@@ -55,7 +55,7 @@ class ServerConfig:
       url: base address with version, e.g. http://localhost:8000/v1, or several for servers of the same model. Each
         request goes to the server with the fewest in flight; a failing server rests while others answer, then is
         retried.
-      model: name of the model on the server.
+      model: the model's name on the server.
       key_variable: environment variable with the key, whose value is never printed or stored.
       endpoint: `completions` sends one text. `chat` sends messages; the last is the assistant's unfinished one
         (`continue_final_message` of vLLM and SGLang). Before the first unfinished message, the client checks that the
@@ -65,7 +65,7 @@ class ServerConfig:
         reply's `usage.prompt_tokens` must then equal the number of tokens sent.
       delimiter: ends every step; must not occur within a step.
       max_tokens: per sample. A sample that reaches it is marked `length`.
-      logprobs: request log-probabilities of the sampled tokens.
+      logprobs: request the sampled tokens' log-probabilities.
       top_logprobs: with `logprobs`, number of most likely tokens to request at each position.
       extra: further keys for the request body.
       concurrency: maximum requests in flight.
@@ -133,7 +133,7 @@ def _check_url(text: str) -> None:
 
 
 class _Retry(Exception):
-    """A failed attempt that may succeed later. `after_s`: wait that the server requested."""
+    """A failed attempt; a later one may succeed. `after_s`: wait requested by the server."""
 
     def __init__(self, reason: str, after_s: float = 0.0):
         super().__init__(reason)
@@ -141,7 +141,7 @@ class _Retry(Exception):
 
 
 class _Refused(Exception):
-    """A failed attempt that would fail again."""
+    """A failed attempt; another would fail too."""
 
 
 class _Servers:
@@ -154,7 +154,7 @@ class _Servers:
 
     @contextlib.contextmanager
     def asked(self, now: float) -> Iterator[str]:
-        """Yields the address for one request: the least busy server that does not rest."""
+        """Yields the address for one request: the least busy server not resting."""
         url = min(self._busy, key=lambda url: (max(0.0, self._rests[url] - now), self._busy[url]))
         self._busy[url] += 1
         try:
@@ -401,14 +401,14 @@ class ServerPolicy:
 
 EXPLICIT = {"top_k": 2**30, "min_p": 0.0, "repetition_penalty": 1.0, "repeat_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0}  # fmt: skip
-"""Settings for unmodified sampling. Servers disagree on the value of top_k for "all"; no vocabulary is this large."""
+"""Settings for unmodified sampling. Servers disagree on top_k's value for "all"; no vocabulary is this large."""
 
 _OPTIONAL = (*EXPLICIT, "temperature", "top_p", "seed", "logprobs", "top_logprobs", "max_tokens", "no_stop_trim",
              "include_stop_str_in_output", "add_special_tokens")  # fmt: skip
 """Request keys that a server may reject and the settings can omit."""
 
 _LIMITS = ("max_tokens", "max_completion_tokens")
-"""Names of the token limit. OpenAI's reasoning models and Azure reject the first."""
+"""Names for the token limit. OpenAI's reasoning models and Azure reject the first."""
 
 _BYTES_OF_A_TOKEN, _RUNS = 16, re.compile(r"(.)\1+", re.DOTALL)
 """Upper bound on bytes per token for any tokenizer, counting repeated characters once."""
@@ -422,7 +422,7 @@ _ENDS: dict[str | None, Literal["stop", "end", "step", "length"]] = {
     "stop_sequence": "step", "stop_str": "step",
     "length": "length", "max_tokens": "length", "max_length": "length", "max_output_tokens": "length",
 }  # fmt: skip
-"""Meaning of a lower-case `finish_reason`: the text ended by itself (`end`), at the delimiter (`step`), or either
+"""A lower-case `finish_reason`'s meaning: the text ended by itself (`end`), at the delimiter (`step`), or either
 (`stop`). Other reasons, e.g. content_filter, mean an incomplete text."""
 
 BLANK_STEPS = 8
@@ -495,7 +495,7 @@ def _prompt_tokens(reply: Any) -> int:
 
 
 def _joined(drawn: Sequence[Sample]) -> Sample:
-    """Joins the parts of one sample; only the last part has steps."""
+    """Joins one sample's parts; only the last part has steps."""
     tokens, last = sum(sample.tokens for sample in drawn), drawn[-1]
     logprobs = [sample.logprob for sample in drawn if sample.logprob is not None]
     logprob = sum(logprobs) if len(logprobs) == len(drawn) else None
@@ -513,7 +513,7 @@ def _told_nothing(config: ServerConfig, reply: Any) -> str:
 
 
 def _text(config: ServerConfig, reply: Any) -> str:
-    """Returns the text of a reply. Raises ValueError unless it has exactly one choice with text."""
+    """Returns a reply's text. Raises ValueError unless it has exactly one choice with text."""
     choices = reply.get("choices") if isinstance(reply, Mapping) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], Mapping):
         count = f"{len(choices)} choices" if isinstance(choices, list) else "no list of choices"
@@ -578,8 +578,8 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
 def _logprobs(
     config: ServerConfig, choice: Mapping[str, Any]
 ) -> tuple[LogProb | None, tuple[tuple[str, LogProb], ...], tuple[dict[str, LogProb], ...]]:
-    """Returns the total log-probability, (text, log-probability) of each token, and the alternatives at each
-    position. Unknown parts are None or (); all are, if any value is invalid.
+    """Returns the total log-probability, (text, log-probability) per token, and the alternatives at each position.
+    Unknown parts are None or (); all are, if any value is invalid.
     """
     logprobs = choice.get("logprobs")
     if not config.logprobs or not isinstance(logprobs, Mapping):
@@ -620,7 +620,7 @@ def _alternatives(place: Any) -> dict[str, LogProb] | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Returns the seconds of a `Retry-After` header (a number or a date); 0 if absent or unreadable."""
+    """Returns the seconds in a `Retry-After` header (a number or a date); 0 if absent or unreadable."""
     value = headers.get("retry-after", "").strip()
     try:
         if value.isdecimal():

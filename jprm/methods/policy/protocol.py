@@ -11,7 +11,7 @@ from jprm.io.jsonl import Rejects, count, parse, read_lines, reject_with
 from jprm.tree import ReasoningTree, RecordError, check_id, tree_of
 
 Until = Literal["step", "end"]
-"""Extent of a sample: one step, or to the end of the chain."""
+"""A sample's extent: one step, or to the end of the chain."""
 
 FINISH_REASONS = ("step", "stop", "length", "error")
 """`step`: ended after a step; the chain may continue. `stop`: the policy ended the chain. `length`: cut off by a token
@@ -69,7 +69,7 @@ class Sample:
 
 
 class Policy(Protocol):
-    """A generator of steps.
+    """A step generator.
 
     `name` identifies the sampled distribution: weights, prompt, temperature and all else that changes it. Samples are
     cached under it.

@@ -1,4 +1,4 @@
-"""A policy whose samples are stored on disk, so that a killed run never pays twice for a sample."""
+"""A policy whose samples are stored on disk, so a killed run never pays twice for a sample."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KeptPolicy:
     """A `Policy` that stores another policy's samples in a JSON Lines file, and samples only missing ones.
 
     Samples are stored before a call returns. Failed ones are not stored, so they are sampled again. Derived data, e.g.
-    whether an answer is correct, are not stored either. It is a context manager that locks the file; in a bucket, where
+    whether an answer is correct, are not stored either. As a context manager, it locks the file; in a bucket, where
     the file consists of pieces (`jprm.io.storage.Appended`), the second concurrent writer is refused.
 
     Attributes:
@@ -65,7 +65,7 @@ class KeptPolicy:
         return bool(self._kept)
 
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
-        """Returns (first, count) for each run of missing sample numbers in seed .. seed + n - 1 of a prefix."""
+        """Returns (first, count) for each run of missing numbers in seed .. seed + n - 1 of a prefix."""
         return consecutive([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
 
     @property
@@ -126,7 +126,7 @@ class KeptPolicy:
 
 
 def consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Splits increasing numbers into runs of consecutive ones, as (first, count)."""
+    """Splits increasing numbers into consecutive runs, as (first, count)."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and sum(runs[-1]) == number:

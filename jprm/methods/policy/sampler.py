@@ -1,4 +1,4 @@
-"""A policy that samples from a language model in this process: a base model, or one trained by jprm.
+"""A policy sampling from a language model in this process: a base model, or one trained by jprm.
 
 A prompt is computed once, and its samples share the keys. A jitted loop decodes the samples' own tokens. A finished row
 takes waiting samples (`DecodingRows`), so that no row waits for the longest sample overall. Rows, prompts and samples
@@ -54,7 +54,7 @@ from jprm.rows import padded_size
 from jprm.tokenizer import Tokenizer, load_tokenizer, native_layout, prompt_layout
 
 SHORTEST_PROMPT, SHORTEST_SAMPLE = 64, 32
-"""Minimum tokens of a padded prompt, and initial room for a sample. Both are doubled as needed."""
+"""Minimum tokens in a padded prompt, and initial room for a sample. Both are doubled as needed."""
 
 REFILL = 8
 """New samples begin once one in so many rows is free, so that several prompts are computed together."""
@@ -149,8 +149,8 @@ class Sampler:
 
     Attributes:
       params, config: the model's, with one group per layer, and key-value heads repeated for the mesh.
-      devices: number of parts into which the mesh splits rows.
-      watch: progress callback during a call: number of tokens and finished samples so far.
+      devices: number of row parts on the mesh.
+      watch: progress callback during a call: count of tokens and finished samples so far.
       took: callback of `sample` for each finished sample; sample j of prefix i has position i * n + j.
 
     Raises ValueError if the model cannot be sampled.
@@ -246,7 +246,7 @@ class Sampler:
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
     def rows(self, count: int) -> int:
-        """Returns the padded number of rows: a power of two per device."""
+        """Returns the padded row count: a power of two per device."""
         return self.devices * padded_size(-(-count // self.devices))
 
     def _drawn(
@@ -286,7 +286,7 @@ class Sampler:
 
         Args:
           length_B, last_B: number of tokens before each sample, and the last token.
-          number_B, hash_B: random key of a sample; equal keys give equal samples.
+          number_B, hash_B: a sample's random key; equal keys give equal samples.
           end_B: `decode.RUNNING`, or `decode.STOP` for padding.
           kept: receives finished samples with their keys, and the row of `past` for every m of them.
         """
@@ -329,10 +329,10 @@ class Sampler:
 # ---- A copy of a model for decoding: unstacked layers in their storage type, on the decoding mesh.
 
 Stored = Callable[[Mapping], dict]
-"""Maps a part of the parameters to the sampler's storage format."""
+"""Maps some parameters to the sampler's storage format."""
 
 Move = Callable[[Stored, Mapping, Mesh], Any]
-"""Copies a part of the parameters to a mesh, in the given storage format."""
+"""Copies some parameters to a mesh, in the given storage format."""
 
 
 def decoding_config(config: ModelConfig, tensor: int, dtype: Dtype) -> ModelConfig:
@@ -407,7 +407,7 @@ def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
 
 
 def places_of(params: Mapping, mesh: Mesh) -> dict:
-    """Returns the partition specs of stored parameters on a mesh."""
+    """Returns stored parameters' partition specs on a mesh."""
 
     def place(path, x) -> PartitionSpec:
         role = next(key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
@@ -420,7 +420,7 @@ def places_of(params: Mapping, mesh: Mesh) -> dict:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
-    """Returns one layer of a stack in storage format, with repeated key-value heads."""
+    """Returns one layer from a stack in storage format, with repeated key-value heads."""
 
     layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
     return {role: held(role, _repeated(role, w, times), dtype) for role, w in layer.items()}
@@ -515,7 +515,7 @@ class DecodingRows:
         return {name: self._put(self.host[name]) for name in names}
 
     def begin(self, past: decode.Past, length_B, last_B, number_B, hash_B, end_B) -> None:
-        """Begins all samples, given the keys of their prompts."""
+        """Begins all samples, given their prompts' keys."""
         self.host |= {"last_B": last_B, "number_B": number_B, "hash_B": hash_B, "end_B": end_B.copy()}
         self.host |= {"first_B": length_B - 1, "needed_B": np.ones(len(end_B), bool)}
         places = np.arange(len(end_B)).reshape(-1, self.m).tolist()
@@ -671,8 +671,8 @@ def jobs_at_once(prefixes: int, n: int, rows: int, devices: int, alone: bool = F
     """Returns the samples per job, and the jobs per batch.
 
     A job is a prompt with up to m of its n samples, which share one copy of its keys; fewer if some devices would
-    otherwise be idle; one if `alone`. A row of several samples is refilled only after its longest sample has ended. If
-    the prompt is no longer than the samples, this costs more than copies of the prompt's keys.
+    otherwise be idle; one if `alone`. A row with several samples is refilled only after its longest sample has ended.
+    If the prompt is no longer than the samples, this costs more than copies of the prompt's keys.
     """
     rows = max(rows, devices)
     m = 1 if alone else min(padded_size(n), 1 << (rows // devices).bit_length() - 1)

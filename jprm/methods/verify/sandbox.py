@@ -252,7 +252,7 @@ fork vfork
 chmod chown fchmod fchmodat fchmodat2 fchown fchownat fremovexattr fsetxattr futimesat lchown lremovexattr lsetxattr
 removexattr setxattr utime utimensat utimes
 """
-"""Calls that fail with EPERM: creating processes, and changing file metadata. Under root the sandbox's user owns the
+"""Calls failing with EPERM: creating processes, and changing file metadata. Under root the sandbox's user owns the
 devices in /dev; and metadata that outlive the files in /tmp would reach the next program."""
 _WITH: dict[str, tuple[dict[int, int], ...]] = {
     **{name: ({0: 0},) for name in
@@ -263,7 +263,7 @@ _WITH: dict[str, tuple[dict[int, int], ...]] = {
     "fcntl": tuple({1: command} for command in (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032)),
     "ioctl": tuple({1: command} for command in (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),
 }  # fmt: skip
-"""Calls that are allowed with these argument values, by position. Limits, scheduling and priority may be changed only
+"""Calls allowed with these argument values, by position. Limits, scheduling and priority may be changed only
 for the caller (0), not its group or user: a program must not slow or starve the process that forks the next one.
 `fcntl` duplicates descriptors, sets their flags, locks, and sizes pipes, but takes no lease on the machine's files.
 Sockets are of the families AF_UNIX, AF_INET and AF_INET6, which end at the sandbox's network: AF_VSOCK leads out of it.

@@ -98,7 +98,7 @@ def needs_answer(record: Record, where: str) -> None:
 
 
 def of_function(reward: Callable[[Record, Sequence[str]], float]) -> Verifier:
-    """Makes a verifier from a function that rewards one chain; the record must have an answer."""
+    """Makes a verifier from a function rewarding one chain; the record must have an answer."""
     return Verifier(lambda chains: [Outcome(reward(*chain)) for chain in chains], needs_answer)
 
 
