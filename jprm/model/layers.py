@@ -1,8 +1,8 @@
 """Layers: the `Kind` record, the registered kinds, and their shared code.
 
 A layer is a mixer of tokens, then an MLP. Each takes the residual stream after an RMSNorm and returns its addition to
-the stream. A model is a pattern of kinds (`ModelConfig.mixers`, `ModelConfig.mlps`), repeated over its layers. The
-parameters of a kind are stacked over the layers of a group that have it.
+the stream. A model is a pattern of kinds (`ModelConfig.mixers`, `ModelConfig.mlps`), repeated over its layers. A
+kind's parameters are stacked over a group's layers that have it.
 
 | name | kind |
 |---|---|
@@ -33,7 +33,7 @@ from jprm.model.mesh import gathered_weight, sharding, spec
 from jprm.options import find_part
 
 SPLIT = {"D": "embed", "K": "kv_heads", "F": "mlp", "S": "mlp", "E": "experts"}
-"""Letters of axes that `jprm.model.mesh` splits, to logical axes. The width of a vector is not split."""
+"""Axis letters split by `jprm.model.mesh`, to logical axes. A vector's width is not split."""
 
 KEYS = "keys"
 """`Kind.cached` of attention: keys and values are cached, and decoding computes the softmax over them."""
@@ -45,8 +45,8 @@ class Recurrent:
 
     empty: (config, rows) to the shape and dtype of each array. The first axes must be rows and heads, which a mesh
         splits.
-    decode: (x (B, T, D), w, state, length (B,), config) to the addition to the residual stream, and the state after the
-        first `length` new tokens of each row. Rows must be chains: token t follows t - 1, padding comes last.
+    decode: (x (B, T, D), w, state, length (B,), config) to the addition to the residual stream, and the state after
+        each row's first `length` new tokens. Rows must be chains: token t follows t - 1, padding comes last.
     """
 
     empty: Callable[[ModelConfig, int], tuple[tuple[tuple[int, ...], Any], ...]]
@@ -55,10 +55,10 @@ class Recurrent:
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """A parameter of one layer.
+    """One layer's parameter.
 
     axes: one letter per axis, e.g. "DKGH"; `Kind.sizes` has the sizes.
-    inputs: the axes that its product sums over. A matrix starts normal with variance 1 / (their size), and takes
+    inputs: the axes summed over in its product. A matrix starts normal with variance 1 / (their size), and takes
         adapters and int8. A vector or elementwise table has no inputs and starts at `value`.
     value: a number, a function of (key, shape), or None for a norm that starts with factor 1.
     wide: stays float32 in every dtype, as norms do.
@@ -88,7 +88,7 @@ class Attending:
     """`Kind.cached` of attention with another rule than the softmax (`jprm.methods.layers.attending`).
 
     attend: (q (B, T, K, G, H), k and v (B, S, K, H), seen (B, T, S), behind (B, T, S), w, config) to (B, T, K, G, H).
-        `seen` marks the visible keys, `behind` is the number of positions from key to query, `w` the `weights` by role.
+        `seen` marks the visible keys, `behind` counts positions from key to query, `w` the `weights` by role.
         Every device calls it with its own rows and heads.
     """
 
@@ -106,22 +106,21 @@ class Attending:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of mixer or MLP.
+    """A mixer or MLP kind.
 
-    weights: parameters by role. Roles must be unique among the kinds of a model; the role of a norm must end with
-        "norm".
-    sizes: (config) to the sizes of the letters in `weights`.
+    weights: parameters by role. Roles must be unique among a model's kinds; a norm's role must end with "norm".
+    sizes: (config) to the letters' sizes in `weights`.
     apply: (x (B, T, D), w, plan, settings, config) to the addition to the residual stream, and named numbers to sum
         over layers and tokens ({} for most). `w`: the layer's parameters in the computation dtype; `settings`: the
-        layer's entry of the field `settings`.
-    plan: (position (B, T), until (B, T), config) to anything that `apply` needs of the rows, computed once for all
-        layers. If `apply` derives large arrays from the plan alone, such as masks, it must tie them to the layer by
-        `jax.lax.optimization_barrier`, as attention does: otherwise the loop over layers keeps them.
-    settings: (config) to arrays (L, ...) of numbers that differ between layers, or None.
+        layer's entry in `settings`.
+    plan: (position (B, T), until (B, T), config) to anything that `apply` needs to know about the rows, computed once
+        for all layers. If `apply` derives large arrays from the plan alone, such as masks, it must tie them to the
+        layer by `jax.lax.optimization_barrier`, as attention does: otherwise the loop over layers keeps them.
+    settings: (config) to arrays (L, ...) with numbers that differ between layers, or None.
     refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or None.
-    flops: (config, tokens, layer) to the forward FLOPs of a row beyond its matrix products.
+    flops: (config, tokens, layer) to a row's forward FLOPs beyond its matrix products.
     kernels: (config, rows, tokens, mesh sizes) to FLOPs per kernel call on one device, for `jprm plan`.
-    used: (config, role) to the fraction of a matrix that a token's forward pass multiplies.
+    used: (config, role) to the fraction of a matrix used in a token's forward pass.
     cached: the decoding state: `KEYS`, an `Attending` or a `Recurrent`; None if the kind cannot decode.
     """
 
@@ -142,20 +141,20 @@ def find(name: str) -> Kind:
 
 
 def kinds_of(config: ModelConfig, layer: int) -> tuple[str, str]:
-    """Returns the mixer and the MLP of a layer, by name."""
+    """Returns a layer's mixer and MLP, by name."""
     mixers, mlps = config.mixers or ("attention",), config.mlps or ("dense",)
     return mixers[layer % len(mixers)], mlps[layer % len(mlps)]
 
 
 def names(config: ModelConfig) -> tuple[str, ...]:
-    """Returns the kinds that a model uses, each once."""
+    """Returns a model's kinds, each once."""
     return tuple(dict.fromkeys(name for layer in range(config.layers) for name in kinds_of(config, layer)))
 
 
 def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, int]]]:
-    """Returns the parameters of a layer by role, each with the sizes of its letters.
+    """Returns a layer's parameters by role, each with its letters' sizes.
 
-    Flax initialises them in this order: a norm and the matrices of its kind, for mixer and MLP, then the other
+    Flax initialises them in this order: a norm and its kind's matrices, for mixer and MLP, then the other
     parameters.
     """
     matrices, rest, width = {}, {}, {"D": config.width}
@@ -169,7 +168,7 @@ def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, 
 
 
 def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
-    """Yields (first, stop) of the layers of each group."""
+    """Yields each group's layers (first, stop)."""
     first = 0
     for layers in config.layer_groups:
         yield first, first + layers
@@ -213,19 +212,19 @@ def builtin() -> dict[str, Weight]:
 
 
 def product_of(weight: Weight) -> str:
-    """Returns the einsum of a low-rank matrix A B. L is the layer, R the rank; E (experts) is an axis of both."""
+    """Returns the einsum for a low-rank matrix A B. L is the layer, R the rank; E (experts) is an axis of both."""
     batch = "E" if weight.axes[0] == "E" and "E" not in weight.inputs else ""
     outputs = "".join(axis for axis in weight.axes if axis not in weight.inputs + batch)
     return f"L{batch}{weight.inputs}R,L{batch}R{outputs}->L{weight.axes}"
 
 
 def summed(weight: Weight) -> tuple[int, ...]:
-    """Returns the axes that the matrix product sums over, as negative indices."""
+    """Returns the axes summed over in the matrix product, as negative indices."""
     return tuple(i - len(weight.axes) for i, axis in enumerate(weight.axes) if axis in weight.inputs)
 
 
 def period(config: ModelConfig, first: int, stop: int) -> int:
-    """Returns the period of the pattern of kinds over layers first..stop-1."""
+    """Returns the kind pattern's period over layers first..stop-1."""
     pattern = [kinds_of(config, layer) for layer in range(first, stop)]
     return next(n for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[: len(pattern) - n])
 
@@ -241,7 +240,7 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> 
 
 
 def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | None = None) -> Array:
-    """Contracts the last axes of `x` with the first of `w`, in the computation dtype.
+    """Contracts `x`'s last axes with `w`'s first, in the computation dtype.
 
     If attention is `flat` (CPUs), the product is float32 and then rounded: there XLA multiplies bfloat16 into float32
     twice as fast as into bfloat16. (An einsum would contract in the order of its letters and copy transposed weights.)
@@ -267,9 +266,9 @@ def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], conf
 
 
 def local(function: Callable, axes: list, out: Any, check: bool = True) -> Callable:
-    """Wraps `function` in a shard_map, so that every device computes its own rows and heads.
+    """Wraps `function` in a shard_map, so every device computes its own rows and heads.
 
-    axes, out: trees of logical axes of the arguments and the results, up to the last split axis.
+    axes, out: trees with the arguments' and results' logical axes, up to the last split axis.
     check: whether JAX infers how values vary over the mesh. Must be False for Pallas kernels without that information.
     """
     if sharding() is None:

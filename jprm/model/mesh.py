@@ -83,11 +83,11 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 
 
 def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
-    """Returns the PartitionSpec of an array with these logical axes. None and unknown names are not split.
+    """Returns the PartitionSpec for an array with these logical axes. None and unknown names are not split.
 
     `context` and `expert` are omitted if the mesh (by default the current one) has size 1 along them.
 
-    Raises ValueError if one mesh axis would split two axes of the array.
+    Raises ValueError if one mesh axis would split two array axes.
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     left_out = [axis for axis in ("context", "expert") if dict(mesh.shape).get(axis, 1) == 1]
@@ -115,18 +115,18 @@ def sharding(*axes: str | None) -> P | None:
 
 
 def parts(x_BT: jax.Array) -> int:
-    """Returns the number of parts into which `context` splits the tokens (axis 1), by the array's type."""
+    """Returns into how many parts `context` splits the tokens (axis 1), by the array's type."""
     place = jax.typeof(x_BT).sharding
     return place.mesh.shape["context"] if tuple(place.spec)[1:2] == ("context",) else 1
 
 
 def row_parts(mesh: Mesh | AbstractMesh) -> int:
-    """Returns the number of parts into which the mesh splits rows."""
+    """Returns into how many parts the mesh splits rows."""
     return math.prod(mesh.shape[axis] for axis in ("data", "fsdp", "expert"))
 
 
 def stream(x_BT: jax.Array) -> P | None:
-    """Returns the spec of hidden states (B, T, D), or (B x T, D), split like the tokens in `x_BT`."""
+    """Returns the spec for hidden states (B, T, D), or (B x T, D), split like the tokens in `x_BT`."""
     return sharding("batch", *(["tokens"] if parts(x_BT) > 1 else []))
 
 
@@ -136,7 +136,7 @@ def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Arra
 
 
 def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
-    """Returns the sharding of each field of `Rows`, one for all extras. `lead` unsplit axes precede the rows."""
+    """Returns a sharding for each `Rows` field, one for all extras. `lead` unsplit axes precede the rows."""
     before = (None,) * lead
     tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))
     places: dict[str, Any] = {f.name: tokens if f.name in PER_TOKEN else slots for f in dataclasses.fields(Rows)}
@@ -151,7 +151,7 @@ def put_rows(rows, mesh: Mesh, lead: int = 0):
 
 
 def put(arrays, place: NamedSharding):
-    """Puts equal host arrays of all processes on the mesh, each only its own parts. (`jax.device_put` compares
+    """Puts all processes' equal host arrays on the mesh, each only its own parts. (`jax.device_put` compares
     first.)"""
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
@@ -164,11 +164,11 @@ def gathered(arrays):
 
 
 def mesh_by_heads(config, devices=None) -> Mesh:
-    """Returns a mesh of `devices` (by default this process's) in which sampling sends no weights.
+    """Returns a mesh over `devices` (by default this process's) in which sampling sends no weights.
 
-    `tensor` is the largest number of devices that divides heads, MLP and vocabulary; `data` is the rest. If there are
-    fewer key-value heads, each is repeated (`jprm.methods.policy.sampler.repeats`), so that every device has the keys
-    of its queries.
+    `tensor` is the largest device count that divides heads, MLP and vocabulary; `data` is the rest. If there are
+    fewer key-value heads, each is repeated (`jprm.methods.policy.sampler.repeats`), so every device has its queries'
+    keys.
     """
     devices = jax.local_devices() if devices is None else devices
     tensor = max(n for n in range(1, len(devices) + 1) if len(devices) % n == 0 and _divides(config, n))
@@ -184,7 +184,7 @@ def _divides(config, tensor: int) -> bool:
 
 
 def own_mesh(mesh: Mesh) -> Mesh:
-    """Returns a mesh of only this process's devices; `mesh` itself if there is one process."""
+    """Returns a mesh with only this process's devices; `mesh` itself if there is one process."""
     return mesh if multihost.count() == 1 else make_mesh(devices=jax.local_devices())
 
 
@@ -213,11 +213,11 @@ def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
 
 
 def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Returns the embeddings of the tokens, (B, T, D). Every device looks up all tokens in its own part of the table.
+    """Returns the token embeddings, (B, T, D). Every device looks up all tokens in its own part of the table.
 
     The result is then resharded from columns to rows over one mesh axis and, if tokens are split, to tokens over the
-    other; doing both at once would make XLA copy everything to all devices. With several parts of `data`, XLA alone
-    might give every device the gradient of the full table.
+    other; doing both at once would make XLA copy everything to all devices. With several `data` parts, XLA alone might
+    give every device the full table's gradient.
     """
     place, table = stream(tokens_BT), jax.typeof(table_VD).sharding
     mesh, whole = table.mesh, not any(table.spec)
@@ -240,7 +240,7 @@ def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
 
 
 def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
-    """Returns `x_BTX` at the tokens `index_BS` of each row, (B, S, ...), replicated on all devices of a row.
+    """Returns `x_BTX` at each row's tokens `index_BS`, (B, S, ...), replicated on all the row's devices.
 
     If tokens are split, each device contributes its own tokens and zeros elsewhere, and the sum is taken: no other
     hidden state leaves its device.
@@ -310,8 +310,8 @@ _gathered.defvjp(_gather_forward, _gather_backward)
 def split_in_chunks(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:
     """Splits `w` into equal chunks along `axis`, each sharded like `w`. The chunks become the first axis.
 
-    `axis` becomes two axes: the mesh parts, and one device's part of a chunk. `count` maps the size per device to the
-    number of chunks.
+    `axis` becomes two axes: the mesh parts, and one device's share in a chunk. `count` maps the size per device to a
+    chunk count.
     """
     place = jax.typeof(w).sharding
     before, (name, *after) = tuple(place.spec)[:axis], tuple(place.spec)[axis:]

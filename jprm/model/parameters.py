@@ -37,15 +37,15 @@ def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
 
 
 def check_matches(field: str, pattern: str, paths: Iterable[str]) -> None:
-    """Raises ValueError, listing the paths, if the pattern matches none of them."""
+    """Raises ValueError, listing the paths, if the pattern matches none."""
     if not any(re.search(pattern, path) for path in paths):
         raise ValueError(f"{field}={pattern!r} matches no parameter; paths are {', '.join(sorted(paths))}")
 
 
 def new_parameters(path: object, lacking: Iterable[str], pattern: str) -> set[str]:
-    """Returns the parameters without weights, which start at random: all of `lacking`, which `pattern` must match.
+    """Returns the parameters without weights, which start at random: all `lacking` ones, which `pattern` must match.
 
-    Raises ValueError, naming `path`, if `pattern` misses one of `lacking` or matches no parameter.
+    Raises ValueError, naming `path`, if `pattern` misses a `lacking` path or matches no parameter.
     """
     new = {name for name in lacking if pattern and re.search(pattern, name)}
     if rest := sorted(set(lacking) - new):
@@ -72,7 +72,7 @@ def join(*flat: dict) -> dict:
 
 @functools.cache
 def summed_axes() -> dict[str, tuple[int, ...]]:
-    """Returns the matrices by role, with the (negative) axes that their products sum over. Other axes are channels."""
+    """Returns the matrices by role, with the (negative) axes their products sum over. Other axes are channels."""
     return {"embed": (-1,)} | {r: layers.summed(weight) for r, weight in layers.builtin().items() if weight.inputs}
 
 
@@ -182,14 +182,14 @@ class LoraConfig:
 
 @functools.cache
 def products() -> dict[str, str]:
-    """Returns the einsum of A B by role. Letters are those of `jprm.model.layers`; L is the layer, R the rank."""
+    """Returns the einsum for A B by role. Letters are as in `jprm.model.layers`; L is the layer, R the rank."""
     return {role: layers.product_of(weight) for role, weight in layers.builtin().items() if weight.inputs}
 
 
 def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
     """Returns adapters as a flat, sharded dict {path: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
 
-    Raises ValueError if `targets` matches no matrix, or `freeze` matches all of them.
+    Raises ValueError if `targets` matches no matrix, or `freeze` matches all.
     """
     stacks = [layers.stacks(model, *span) for span in layers.spans(model)]
     matrices = {  # a group's in the order of `products`: they are numbered for random keys
@@ -239,7 +239,7 @@ def check_adapted(paths: Iterable[str], freeze: str) -> None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """W + scale A B of a quantised matrix, summed in float32 when its layer is computed."""
+    """W + scale A B for a quantised matrix, summed in float32 when its layer is computed."""
 
     role: str = dataclasses.field(metadata=dict(static=True))
     w: Any
@@ -276,7 +276,7 @@ def with_adapter(role: str, w: Any, stack: Mapping[str, Array], scale: float) ->
 
 
 def _sum(role: str, w: Array, a: Array, b: Array, scale: float) -> Array:
-    """Returns W + scale A B of a layer or a stack, in full float32 precision, which TPUs do not use by default."""
+    """Returns W + scale A B for a layer or a stack, in full float32 precision, which TPUs do not use by default."""
     product, places = products()[role], layers.weight_of(role).places
     if w.ndim < len(places):
         product, places = product.replace("L", ""), places[1:]
@@ -294,7 +294,7 @@ PEAK = {
     "TPU v6e": 918e12, "TPU7x": 2307e12 / 2, "NVIDIA A100": 312e12, "NVIDIA H100": 989.5e12, "NVIDIA H200": 989.5e12,
     "NVIDIA B200": 2250e12,
 }  # fmt: skip
-"""Published bfloat16 FLOPs per second and device, by the prefix of jax's device kind. Sources:
+"""Published bfloat16 FLOPs per second and device, by prefix of jax's device kind. Sources:
 `jprm.apps.plan.topologies`. A TPU7x chip is two devices."""
 
 
@@ -305,7 +305,7 @@ def peak(device_kind: str) -> float | None:
 
 
 def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
-    """Returns parameters per matrix of a layer, by role, times the fraction that a token uses."""
+    """Returns parameters per layer matrix, by role, times the fraction used by a token."""
     kinds = [layers.find(name) for name in layers.kinds_of(model, layer)]
     return {
         name: math.prod(kind.sizes(model)[axis] for axis in weight.axes) * kind.used(model, name)
@@ -314,7 +314,8 @@ def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
 
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
-    """Returns the FLOPs of an update on `rows` rows, or of scoring if `trained` (paths) is empty, without adapters'."""
+    """Returns the FLOPs for an update on `rows` rows, or for scoring if `trained` (paths) is empty, without
+    adapters'."""
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
     first = next((i for i in groups if in_group[i]), len(model.layer_groups))

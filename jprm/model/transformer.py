@@ -1,6 +1,6 @@
 """The decoder: Linen modules own names and initialisers, free functions hold the mathematics as einsums.
 
-Parameters are a plain dict, `{"embed", "layers_0": {...}, ..., "final_norm", "head": {...}}`. The layers of a group are
+Parameters are a plain dict, `{"embed", "layers_0": {...}, ..., "final_norm", "head": {...}}`. A group's layers are
 stacked on a leading axis and scanned. Letters: B rows, T tokens, S step slots, D width, K key-value heads, G query
 heads per key-value head, H head size, F MLP width, V vocabulary, L layers, C classes.
 """
@@ -51,7 +51,7 @@ AXES: dict[str, tuple[str | None, ...]] = {
 
 
 def axes_of(role: str) -> tuple[str | None, ...]:
-    """Returns the logical axes of a parameter, the layer axis first; () for a role that jprm does not define."""
+    """Returns a parameter's logical axes, the layer axis first; () for a role unknown to jprm."""
     with contextlib.suppress(KeyError):
         return AXES.get(role) or layers.weight_of(role).places
     return ()
@@ -87,7 +87,7 @@ def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: M
 
 
 def cast_weights(layer: Mapping[str, Any], config: ModelConfig, index: int) -> dict[str, Array]:
-    """Returns the parameters of layer `index` in the computation dtype; norms become float32 factors."""
+    """Returns layer `index`'s parameters in the computation dtype; norms become float32 factors."""
 
     def of_role(role: str, weight: Weight) -> Array:
         if weight.value is None:
@@ -113,7 +113,7 @@ def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: 
 
     apply: (kind name, x (B, T, D), w) to the addition to the stream, and results by name. index: the layer's place in
         the
-    pattern. Returns the stream and the results of both.
+    pattern. Returns the stream and both results.
     """
     w, sums, flat = cast_weights(layer, config, index), {}, attention.find(config.attention).flat
     B, T, D = x_BTD.shape
@@ -140,12 +140,12 @@ def normed(x_BTD, w: Mapping[str, Array], role: str, config: ModelConfig):
 
 
 def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:
-    """Returns `Kind.plan` of these rows, by kind name."""
+    """Returns `Kind.plan` for these rows, by kind name."""
     return {name: layers.find(name).plan(position_BT, until_BT, config) for name in layers.names(config)}
 
 
 def settings_of(config: ModelConfig, first: int, stop: int) -> dict[str, Any]:
-    """Returns the per-layer numbers (`Kind.settings`) of layers first..stop-1, stacked per kind, by kind name."""
+    """Returns the per-layer numbers (`Kind.settings`) for layers first..stop-1, stacked per kind, by kind name."""
     return {
         name: jax.tree.map(lambda x_L, at=at: jnp.asarray(x_L[np.array(at)]), layers.find(name).settings(config))
         for name, at in layers.places(config, first, stop).items()
@@ -166,7 +166,7 @@ class Layers(nn.Module):
 
     @nn.compact
     def __call__(self, x_BTD, plans: Mapping[str, Any]):
-        """Returns the residual stream, and the named sums of the kinds, summed over layers."""
+        """Returns the residual stream, and the kinds' named sums over layers."""
         c, stacks = self.config, layers.stacks(self.config, self.first, self.stop)
         stack = {role: _layer_param(self, role, c, *of_role) for role, of_role in stacks.items()}
         # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
@@ -177,7 +177,7 @@ class Layers(nn.Module):
 
 
 def _layer_param(module: nn.Module, role: str, c: ModelConfig, weight: Weight, size: Mapping[str, int], at: tuple):
-    """Returns a parameter of the layers `at`, stacked."""
+    """Returns a parameter for the layers `at`, stacked."""
     shape = (len(at), *(size[axis] for axis in weight.axes))
     scale = math.prod(size[axis] for axis in weight.inputs) ** -0.5 if weight.inputs else None
     neutral = 0.0 if c.centred_norms else 1.0  # the parameter of a norm with factor 1
@@ -208,9 +208,9 @@ def _applied(plans: Mapping[str, Any], config: ModelConfig) -> Callable:
 
 
 def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]):
-    """Carries `x` through the layers of a group, in scans over the pattern of kinds. Returns x and the named sums.
+    """Carries `x` through a group's layers, in scans over the kind pattern. Returns x and the named sums.
 
-    stack: parameters by role and settings by kind name, stacked over the layers of the group that have them.
+    stack: parameters by role and settings by kind name, stacked over the group's layers that have them.
     parts: must follow one another and cover the group.
     """
     places, totals = layers.places(config, parts[0][0], parts[-1][1]), {}
@@ -230,19 +230,19 @@ def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]
 
 
 def _cut(w, places: tuple[int, ...], kept: tuple[int, ...]):
-    """Returns the entries of a stack over the layers `places` that belong to the layers `kept`."""
+    """Returns the entries for the layers `kept` from a stack over the layers `places`."""
     start = places.index(kept[0])
     return w if kept == places else jax.tree.map(lambda x: x[start : start + len(kept)], w)
 
 
 def _periods(x: Array, count: int) -> Array:
-    """Splits a stack of layers into `count` periods of the pattern."""
+    """Splits a layer stack into `count` pattern periods."""
     place = None if sharding() is None else PartitionSpec(None, None, *jax.typeof(x).sharding.spec[1:])
     return jnp.reshape(x, (count, x.shape[0] // count, *x.shape[1:]), out_sharding=place)
 
 
 def _period(body: Callable, config: ModelConfig, first: int, length: int, x, stack: Mapping[str, Any]):
-    """Carries `x` through one period of the pattern."""
+    """Carries `x` through one pattern period."""
     if length == 1:
         return body(x, stack, first)
     places, totals = layers.places(config, first, first + length), {}
@@ -273,7 +273,7 @@ class Decoder(nn.Module):
 
 
 class HeadLayer(nn.Module):
-    """Hidden states to the logits of `config.head`, in float32.
+    """Hidden states to `config.head`'s logits, in float32.
 
     A step head is linear; with `head_hidden` it is applied to relu(x W + b), as in Qwen2.5-Math-PRM. Its kernel starts
     at
@@ -304,9 +304,9 @@ class HeadLayer(nn.Module):
 
 
 def check_model(config: ModelConfig, backend: str | None = None, context: int = 1) -> None:
-    """Raises ValueError if a part that the config names does not exist, or if the parts do not fit together.
+    """Raises ValueError if a part named in the config does not exist, or the parts do not fit together.
 
-    Each kind of layer and the attention may refuse the model, the backend (None: any), or rows in `context` parts.
+    Each layer kind and the attention may refuse the model, the backend (None: any), or rows in `context` parts.
     """
     if not find(config.head).channels and config.steps:
         raise ValueError(f"steps={config.steps!r} changes states at step ends, and head {config.head!r} reads tokens")
@@ -319,7 +319,7 @@ def check_model(config: ModelConfig, backend: str | None = None, context: int = 
 
 
 class Model(nn.Module):
-    """Decoder, step layer and head: `Rows` to the logits of their steps, in float32."""
+    """Decoder, step layer and head: `Rows` to their steps' logits, in float32."""
 
     config: ModelConfig
 
@@ -329,14 +329,14 @@ class Model(nn.Module):
             self.steps = step_layer(self.config.steps)(self.config)
 
     def __call__(self, rows: Rows) -> Float[Array, "B S C"]:
-        """Gathers hidden states at step ends before the head, so that the head costs S tokens, not T."""
+        """Gathers hidden states at step ends before the head, so the head costs S tokens, not T."""
         x_BTD, embed_VD = self.decoder(rows.tokens, rows.position, rows.until)
         return self.logits_at(at_tokens(x_BTD, rows.step_end), rows.parent, embed_VD)
 
     def logits_at(
         self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"], embed_VD: Float[Array, "V D"]
     ) -> Float[Array, "B S C"]:
-        """Returns step logits from the hidden states at step ends. Everything that scores steps calls this."""
+        """Returns step logits from the hidden states at step ends. All step scoring calls this."""
         return self.head(self.states_at(x_BSD, parent_BS), embed_VD)
 
     def states_at(self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
@@ -370,7 +370,7 @@ def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array
 def step_logits_and_sums(
     params: Mapping, config: ModelConfig, rows: Rows
 ) -> tuple[Float[Array, "B S C"], dict[str, Array]]:
-    """Returns step logits, and the named sums of the kinds over tokens and layers (`Kind.apply`)."""
+    """Returns step logits, and the kinds' named sums over tokens and layers (`Kind.apply`)."""
     logit_BSC, state = cast(Any, Model(config).apply({"params": params}, rows, mutable=["sums"]))
     return logit_BSC, dict(state.get("sums", {}).get("decoder", {}))
 
@@ -378,14 +378,14 @@ def step_logits_and_sums(
 def logits_at_steps(
     params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
 ) -> Float[Array, "B S C"]:
-    """Returns step logits from the hidden states at step ends and the slot of each step's parent."""
+    """Returns step logits from the hidden states at step ends and each step's parent slot."""
     return _apply(Model(config), params, x_BSD, parent_BS, params["decoder"]["embed"], method="logits_at")
 
 
 def states_at_steps(
     params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
 ) -> Float[Array, "B S D"]:
-    """Returns the states that the head reads, from the hidden states at step ends."""
+    """Returns the head's input states, from the hidden states at step ends."""
     return _apply(Model(config), params, x_BSD, parent_BS, method="states_at")
 
 
@@ -421,7 +421,7 @@ ATTENTION_WEIGHTS = {
 }
 
 UNBOUNDED = 2**30
-"""The window of a layer without one among layers with windows: longer than any path."""
+"""The window for a layer without one among layers with windows: longer than any path."""
 
 Rotation = tuple[Array, Array]
 """cos and sin, as `rotary` returns them."""
@@ -430,7 +430,7 @@ Rotation = tuple[Array, Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The geometry of rows for attention: rotations for layers without and with a window, and the implementation's
+    """Row geometry for attention: rotations for layers without and with a window, and the implementation's
     plan.
     """
 
@@ -444,7 +444,7 @@ def attention_plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], 
 
 
 def positions(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[tuple[Rotation, Rotation], Array | None]:
-    """Returns the rotations and the growth of a `Plan`."""
+    """Returns a `Plan`'s rotations and growth."""
     growth_BT = None
     if config.query_growth:  # Ministral 3, after Llama 4: 1 + beta log(1 + floor(position / positions of training))
         beta, trained = config.query_growth
@@ -466,21 +466,21 @@ def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = Fa
 
 
 def windows(config: ModelConfig) -> np.ndarray | None:
-    """Returns the window of each layer, (L,) int32, to be scanned; None if no layer has one."""
+    """Returns each layer's window, (L,) int32, to be scanned; None if no layer has one."""
     if not config.windows:
         return None
     return np.array([config.windows[i % len(config.windows)] or UNBOUNDED for i in range(config.layers)], np.int32)
 
 
 def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
-    """Returns the window of each layer, and whether it rotates; None if all layers are alike."""
+    """Returns each layer's window, and whether it rotates; None if all layers are alike."""
     rope = config.rope_layers
     turns_L = np.array([bool(rope[i % len(rope)]) for i in range(config.layers)]) if rope else None
     return {"window": windows(config), "turns": turns_L}
 
 
 def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation], config: ModelConfig) -> Rotation:
-    """Returns the rotation of a layer: with or without a window, or the identity."""
+    """Returns a layer's rotation: with or without a window, or the identity."""
     cos_BTH, sin_BTH = rotations[0]
     if config.rope_theta_local:
         local = settings["window"] < UNBOUNDED
@@ -491,7 +491,7 @@ def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation
 
 
 def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "*T N H"]:
-    """Rotates the pairs (i, i + R/2) of the first R dimensions, the order of Hugging Face checkpoints, in float32."""
+    """Rotates pairs (i, i + R/2) in the first R dimensions, ordered like Hugging Face checkpoints, in float32."""
     between = range(cos_BTH.ndim - 1, x.ndim - 1)
     cos, sin = jnp.expand_dims(cos_BTH, between), jnp.expand_dims(sin_BTH, between)
     size = 2 * cos_BTH.shape[-1]
@@ -504,8 +504,8 @@ def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[A
 def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
     """Adds `qkv`, the query, key and value weights side by side: CPUs are faster with one larger product.
 
-    (Gate and up are not fused: the MLP of SmolLM2-135M on 8,192 tokens, forward and backward, takes 1.60 s of processor
-    time apart and 1.65 s as one product.)
+    (Gate and up are not fused: the MLP of SmolLM2-135M on 8,192 tokens, forward and backward, takes 1.60 s of
+    processor time apart and 1.65 s as one product.)
     """
     return {**w, "qkv": jnp.concatenate([w["query"], w["key"][:, :, None], w["value"][:, :, None]], axis=2)}
 
@@ -533,7 +533,7 @@ def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, 
 
 
 def width_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Returns `rms_norm` over all heads together (OLMo 2 and 3). `scale` has the axes of the heads."""
+    """Returns `rms_norm` over all heads together (OLMo 2 and 3). `scale` has the heads' axes."""
     axes = tuple(range(x.ndim - scale.ndim, x.ndim))
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axes, keepdims=True) + eps)
@@ -548,7 +548,7 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
-    """Returns the output of attention. On CPUs, B and T are one axis, and queries, keys and values one product."""
+    """Returns the attention output. On CPUs, B and T are one axis, and queries, keys and values one product."""
     implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}
     w = fused_qkv(w) if implementation.flat else gathered_weights(w, ATTENTION_WEIGHTS, config)
@@ -574,13 +574,13 @@ def head_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def visible_pairs(tokens: int, window: int = UNBOUNDED) -> int:
-    """Returns the number of (query, key) pairs in a row that one chain fills, the most for any row."""
+    """Returns the number of (query, key) pairs in a row filled by one chain, the most for any row."""
     seen = min(window, tokens)
     return seen * tokens - seen * (seen - 1) // 2
 
 
 def attention_flops(config: ModelConfig, tokens: int, layer: int) -> float:
-    """Returns the FLOPs of logits and weighted values: 2 H each per pair and head."""
+    """Returns the FLOPs for logits and weighted values: 2 H each per pair and head."""
     window_L = windows(config)
     pairs = visible_pairs(tokens, UNBOUNDED if window_L is None else int(window_L[layer]))
     return 4.0 * config.heads * config.head_dim * pairs
@@ -608,7 +608,7 @@ MLP_WEIGHTS = {"gate": Weight("DF", "D"), "up": Weight("DF", "D"), "down": Weigh
 
 
 def mlp(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan, settings, config: ModelConfig):
-    """Returns the MLP's output. Without a split of tokens CPUs take B and T as one axis: see `Implementation.flat`."""
+    """Returns the MLP's output. If tokens are not split, CPUs take B and T as one axis: see `Implementation.flat`."""
     w = {role: w[role] for role in MLP_WEIGHTS}
     if attention.find(config.attention).flat:
         y_XD = gated(reshape(x_BTD, (-1, x_BTD.shape[-1]), "batch"), w, config)
@@ -635,18 +635,18 @@ DENSE = Kind(MLP_WEIGHTS, lambda config: {"D": config.width, "F": config.mlp_wid
 
 CHUNKS = 8
 """A chunk of Qwen2.5-Math-7B's MLP is 2,368 wide. For a row of 8,192 tokens its activations take 37 MiB in bfloat16:
-less than the 56 MiB of hidden states, several copies of which attention keeps meanwhile."""
+less than the hidden states' 56 MiB, which attention keeps in several copies meanwhile."""
 
 
 def chunk_count(width: int) -> int:
-    """Returns the number of chunks of a device's MLP width: the largest divisor of both it and CHUNKS."""
+    """Returns the chunk count for a device's MLP width: the largest divisor of both it and CHUNKS."""
     return math.gcd(CHUNKS, width)
 
 
 def with_chunks(w: Mapping[str, Array]) -> dict[str, Array]:
     """Returns a layer's matrices in chunks: gate and up (P, D, N, F), down (P, N, F, D).
 
-    P are the chunks, N the parts into which the mesh splits the MLP width, F the width of a device's part of a chunk.
+    P are the chunks, N the parts into which the mesh splits the MLP width, F the width of a device's share in a chunk.
     """
     axis = {"gate": 1, "up": 1, "down": 0}
     return {name: split_in_chunks(w[name], axis[name], chunk_count) for name in axis}
@@ -654,7 +654,7 @@ def with_chunks(w: Mapping[str, Array]) -> dict[str, Array]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def chunked_mlp(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], config: ModelConfig) -> Float[Array, "B T D"]:
-    """Returns the gated MLP by chunks of weights (`with_chunks`), whose outputs and input gradients sum in float32."""
+    """Returns the gated MLP by weight chunks (`with_chunks`), whose outputs and input gradients sum in float32."""
     return _chunks_forward(x_BTD, w, config)[0]
 
 

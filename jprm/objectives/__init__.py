@@ -1,10 +1,10 @@
 """Objectives: functions `objective(params, rows, config) -> (loss_sum, count, metrics)` that training minimises.
 
 `params["model"]` are the model's parameters, adapters merged; `params["reference"]` belong to the frozen second model,
-if the experiment has one. `rows` is a micro-batch; `config` is an `ObjectiveConfig`. The loss is the sum over all
-micro-batches and devices divided by the summed count. `metrics` are sums too (see below).
+if any. `rows` is a micro-batch; `config` is an `ObjectiveConfig`. The loss is the sum over all micro-batches and
+devices divided by the summed count. `metrics` are sums too (see below).
 
-An objective may have a method `check(config)`, called before loading, that raises ValueError if the two do not fit. A
+An objective may have a method `check(config)`, called before loading, to raise ValueError if the two do not fit. A
 model scores by its head, unless its objective has a number `log_ratio`: then a score is that number times the sum of
 log(p / p_reference) over a chain's tokens (`jprm.methods.implicit`), with the experiment's `reference`. The run records
 the number, so that loading it does not need the objective.
@@ -49,14 +49,14 @@ Objective = Callable[[dict[str, Any], Rows, ObjectiveConfig], tuple[Scalar, Scal
 
 
 class OfSteps:
-    """An objective of the logits at step ends. A subclass must be a frozen dataclass with a method `of_logits`."""
+    """An objective on the logits at step ends. A subclass must be a frozen dataclass with a method `of_logits`."""
 
     target: Target | None = PROBABILITY  # what the head must predict; None: anything
     supervise: tuple[str, ...] = ()  # values of data.supervise; (): all that the head takes
 
     @property
     def pairs(self) -> bool:
-        """Whether it compares alternatives; training then logs the pairs that splitting separates."""
+        """Whether it compares alternatives; training then logs the pairs lost by splitting."""
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
@@ -95,8 +95,8 @@ class OfSteps:
 
 
 def balance(sums: Mapping[str, Array]) -> Array:
-    """Returns N sum_n (choices of n / tokens) (mean probability of n), the number of experts per token if all are
-    used alike. As in transformers, over all layers (Fedus et al. 2021, eq. 4 to 6)."""
+    """Returns N sum_n (choices of n / tokens) (mean probability of n), the number of experts per token if all
+    are used alike. As in transformers, over all layers (Fedus et al. 2021, eq. 4 to 6)."""
     tokens = jnp.maximum(sums["tokens"], 1)
     return len(sums["chosen"]) * jnp.sum(sums["chosen"] / tokens * sums["probability"] / tokens)
 
@@ -134,7 +134,7 @@ def likelihood(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array)
 
 
 def brier(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scalar:
-    """Returns the weighted sum of (p - t)^2, the Brier score of the head's score p."""
+    """Returns the weighted sum of (p - t)^2, the Brier score; p is the head's score."""
     assert head.readout is not None  # only heads of tokens have none
     return jnp.sum(weight_BS * jnp.square(head.readout.score(logit_BSC) - target_BS))
 
@@ -150,10 +150,10 @@ squared_error = Pointwise(brier, PROBABILITY)
 
 @dataclasses.dataclass(frozen=True)
 class NamedOutputs(OfSteps):
-    """Cross-entropy of named outputs (head `sigmoid=...` or `softmax=...`), e.g. kinds of errors.
+    """Cross-entropy on named outputs (head `sigmoid=...` or `softmax=...`), e.g. error kinds.
 
     The first output learns the labels, by `TargetConfig`. The others learn the numbers in [0, 1] in `data.extras` under
-    their names, e.g. the `classes` of records, at every step that has one. In a softmax the first is the remainder, and
+    their names, e.g. records' `classes`, at every step that has one. In a softmax the first is the remainder, and
     a step with several classes gives each an equal share. Counts the steps with any target.
     """
 
@@ -208,9 +208,9 @@ class BradleyTerry(OfSteps):
     """Ranking: -log sigmoid(s_i - s_j) if step i is labelled better than its alternative j.
 
     s are the head's log-odds (Bradley and Terry 1952). Alternatives continue the same step; with `among` "problem" all
-    labelled steps of a tree are compared, e.g. the ends of its chains, as for outcome reward models. Each pair counts
-    once, with the product of the two weights. Splitting a tree loses pairs: `data.siblings` makes the packer separate
-    as few alternatives as possible, and training logs the number (`pairs_lost`).
+    labelled steps in a tree are compared, e.g. its chains' ends, as for outcome reward models. Each pair counts
+    once, weighted by the product of both weights. Splitting a tree loses pairs: `data.siblings` makes the packer
+    separate as few alternatives as possible, and training logs the number (`pairs_lost`).
 
     Counts pairs; the metric `pair_accuracy` is the fraction in the right order.
     """
@@ -237,29 +237,29 @@ bradley_terry = BradleyTerry()
 
 
 _NONE = -1e30
-"""A logarithm of 0 with a gradient of 0."""
+"""A logarithm of 0 with gradient 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PQM(OfSteps):
-    """Comparative loss of Q-values (PQM, Li and Li 2024, arXiv 2410.11287): correct steps above 0 above incorrect.
+    """Comparative loss on Q-values (PQM, Li and Li 2024, arXiv 2410.11287): correct steps above 0 above incorrect.
 
-    With C the correct and W the incorrect steps of a chain, and zeta a margin, the term of a correct step t is
+    With C the correct and W the incorrect steps of a chain, and zeta a margin, the term for a correct step t is
 
         -log( e^Q_t / (e^Q_t + 1 + sum_{i in C before t} e^Q_i + sum_{w in W} e^(Q_w + zeta)) )
 
-    and a chain with incorrect steps has one more, of the problem: -log( 1 / (1 + sum_{w in W} e^(Q_w + zeta)) ).
+    and a chain with incorrect steps has one more, for the problem: -log( 1 / (1 + sum_{w in W} e^(Q_w + zeta)) ).
 
-    With `mean` "chains", as in the published code, the loss is the mean over chains of the mean over their terms; a
-    tree gives the same as its root-to-leaf chains alone, even if it is split. With "steps" the loss is the mean over
-    all terms, so that long chains weigh more. A correct step of a tree then has one term, however many chains share it:
-    its i are the correct steps before it, its w the incorrect steps before it and after it on any of its chains, each
-    once. The problem has one term per tree, and a split tree is compared within each row.
+    With `mean` "chains", as in the published code, the loss is the mean over chains of each chain's mean term; a tree
+    gives the same as its root-to-leaf chains alone, even if it is split. With "steps" the loss is the mean over all
+    terms, so long chains weigh more. A correct step of a tree then has one term, however many chains share it: its i
+    are the correct steps before it, its w the incorrect steps before it and after it on any of its chains, each once.
+    The problem has one term per tree, and a split tree is compared within each row.
 
-    Terms follow equation 10 of the paper. The published code adds 1e-5 to denominators, and from a chain's second step
+    Terms follow the paper's equation 10. The published code adds 1e-5 to denominators, and from a chain's second step
     on its running sum includes e^Q_t itself, which its denominator then has twice.
 
-    Q is the head's log-odds. The weight of a correct step multiplies its term. Counts chains or terms.
+    Q is the head's log-odds. A correct step's weight multiplies its term. Counts chains or terms.
     """
 
     margin: float = 4.0  # zeta
@@ -307,7 +307,7 @@ class PQM(OfSteps):
 
 
 def _log_sum(x_BS, some_BSS):
-    """Returns log sum_j e^x_j over the marked j of each i."""
+    """Returns log sum_j e^x_j over each i's marked j."""
     return jax.nn.logsumexp(jnp.where(some_BSS, x_BS[:, None, :], _NONE), axis=-1)
 
 
@@ -315,7 +315,7 @@ pqm = PQM()
 
 
 def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"]:
-    """Returns a probability head's log-odds: `scalar`'s logit, `binary`'s difference, the mean of ensemble members."""
+    """Returns a probability head's log-odds: `scalar`'s logit, `binary`'s difference, the ensemble members' mean."""
     if head.log_odds:
         factor_C = jnp.array(head.log_odds) / sum(factor * factor for factor in head.log_odds)
         return jnp.sum(logit_BSC * factor_C, axis=-1)
@@ -335,13 +335,13 @@ def pair_loss(s_BS: Float[Array, "B S"], pair_BSS: Float[Array, "B S S"]) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class TemporalDifference(OfSteps):
-    """TD(lambda): values learned from chain outcomes and from the values of later steps.
+    """TD(lambda): values learned from chain outcomes and from later steps' values.
 
     On a chain of steps 1 to n with outcome y, step t learns the lambda-return (Sutton and Barto 2018, chapter 12)
 
         G_n = y,    G_t = (1 - lambda) V_(t+1) + lambda G_(t+1)
 
-    by cross-entropy; V are the head's scores, without gradient. A shared step learns the mean return of its chains,
+    by cross-entropy; V are the head's scores, without gradient. A shared step learns its chains' mean return,
     weighted by their number: cross-entropy is linear in its target, so this equals the sum over separate chains. lambda
     = 1 is `data.supervise="outcome_steps"`. Every chain with a known outcome has all its steps in one row, so splitting
     changes nothing.
@@ -448,7 +448,7 @@ def _before(rows: Rows) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
 
 
 def after_error(rows: Rows, wrong_BS: Array) -> Array:
-    """Marks the steps that follow an incorrect step on their chain.
+    """Marks the steps after an incorrect step on their chain.
 
     Slots are in depth-first order, so an earlier slot leads to this one if and only if its subtree extends past this
     step's end. The farthest extent among incorrect slots that end earlier decides. Alternatives with equal text end at
@@ -470,7 +470,7 @@ def after_error(rows: Rows, wrong_BS: Array) -> Array:
 # `NAME_step_accuracy`, `NAME_auroc`.
 
 BINS = 512
-"""Score bins of the training AUROC: class histograms add up over steps, devices and micro-batches."""
+"""Score bins for the training AUROC: class histograms add up over steps, devices and micro-batches."""
 
 
 @jax.tree_util.register_dataclass
@@ -488,13 +488,13 @@ class Mean:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ScoreSums:
-    """Sums of `Judged` scores, which add up."""
+    """Sums of `Judged` scores; they add up."""
 
     right: Scalar  # weight of steps on the correct side of one half
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
 
     def means(self) -> dict[str, float | None]:
-        """Returns accuracy and AUROC; AUROC is None if all steps are of one class."""
+        """Returns accuracy and AUROC; AUROC is None if all steps share a class."""
         wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
@@ -540,13 +540,13 @@ def divisor(count: float) -> float:
 
 
 def names(metrics: dict[str, Any], name: str, values: dict[str, float | None]) -> dict[str, float | None]:
-    """Prefixes the values of the judged scores `name`, if the objective has several."""
+    """Prefixes values from the judged scores `name`, if the objective has several."""
     judged = [value for value in metrics.values() if isinstance(value, Judged | ScoreSums)]
     return values if len(judged) == 1 or name == "scores" else {f"{name}_{key}": x for key, x in values.items()}
 
 
 def summed(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Replaces `Judged` scores by their sums, so that all metrics add up."""
+    """Replaces `Judged` scores by their sums, so all metrics add up."""
     return {name: value.sums() if isinstance(value, Judged) else value for name, value in metrics.items()}
 
 
@@ -582,17 +582,17 @@ OBJECTIVES: dict[str, Objective | str] = {
 """Objectives by name. A string `module:NAME` is imported on first use."""
 
 MOVED = {"jprm.objectives.implicit:implicit": "implicit"}
-"""Old names of registered objectives, as earlier runs recorded them."""
+"""Old names for registered objectives, as earlier runs recorded them."""
 
 PLAIN = (bool, int, float, str)
-"""Types of options, besides Literal."""
+"""Option types, besides Literal."""
 
 COPY = "objective.py"
-"""The run folder's copy of the file that defines its objective."""
+"""The run folder's copy of its objective's file."""
 
 
 def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.PathLike | None = None) -> Objective:
-    """Returns the objective of an experiment. Equal names and options give equal objectives, which hash alike.
+    """Returns an experiment's objective. Equal names and options give equal objectives, which hash alike.
 
     Args:
         name: a registered name, `module:NAME`, or `FILE.py:NAME`; NAME is a function or a dataclass with `__call__`.
@@ -614,8 +614,8 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
 def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objective:
     """Returns the objective with these options; `name` is for errors.
 
-    Raises ValueError, listing the options, if one is unknown, missing, or of a wrong type or range, or if the objective
-    does not hash.
+    Raises ValueError, listing the options, if one is unknown, missing, or has a wrong type or range, or if the
+    objective does not hash.
     """
     kinds = option_types(objective)
     try:
@@ -652,7 +652,7 @@ def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
 
 
 def option_types(objective: Any) -> dict[str, Any]:
-    """Returns the options of an objective: the dataclass fields of plain types."""
+    """Returns an objective's options: the dataclass fields with plain types."""
     if not dataclasses.is_dataclass(objective):
         return {}
     kinds = typing.get_type_hints(objective if isinstance(objective, type) else type(objective))
