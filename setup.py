@@ -34,6 +34,7 @@ PARITY = [
     "peft>=0.21.2",
     "accelerate>=1.15.0",
     "opentelemetry-proto>=1.45.2",  # examples/send_scores.py
+    "opentelemetry-sdk>=1.45.2",  # Ray does not start if only a part of OpenTelemetry is installed
 ]
 
 TEST = [

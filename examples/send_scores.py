@@ -1,6 +1,6 @@
 """Sends the scores of trajectories to an OpenTelemetry server (Phoenix, Langfuse, a collector) as evaluation events.
 
-    pip install opentelemetry-proto
+    pip install opentelemetry-proto opentelemetry-sdk    # Ray, if it is there, needs both or neither
     python examples/send_scores.py scored.jsonl http://127.0.0.1:6006/v1/traces
     python examples/send_scores.py scored.jsonl https://cloud.langfuse.com/api/public/otel/v1/traces \
         --header "Authorization=Basic $KEY"
