@@ -90,4 +90,4 @@ def test_a_count_that_is_none_is_refused():
     (tree,) = read(records([2], [0]))
     record = record_of(tree)
     for count in (-1, True, "2", 0.5):
-        refused(ScoreError, "record 0", pools_of, [tree_of(record | {"empty_samples": count})])
+        refused(ScoreError, "record 1", pools_of, [tree_of(record | {"empty_samples": count})])
