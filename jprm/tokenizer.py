@@ -3,7 +3,7 @@
 tokenizer.json and SentencePiece models are read here, GGUF files by `jprm.methods.formats.gguf`.
 
 The text of a problem or step is data: `encode` adds no special token and reads "<|im_start|>" as plain characters, so
-that data cannot inject control tokens. Layouts insert control tokens by id.
+data cannot inject control tokens. Layouts insert control tokens by id.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOOLS, DATE = "additional_chat_templates/tool_use.jinja", "strftime_now"
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template, and the special tokens (`bos_token`, ...) that it may write, as (name, text) pairs.
+    """A chat template, and the special tokens (`bos_token`, ...) it may write, as (name, text) pairs.
 
     The pair `strftime_now` is the fixed date for a template that calls this function, if one was chosen.
     """
@@ -46,7 +46,7 @@ class ChatTemplate:
 
 
 class Tokenizer(Protocol):
-    """The interface of a tokenizer. Implementations must be picklable, for data workers."""
+    """A tokenizer's interface. Implementations must be picklable, for data workers."""
 
     bos: int | None
     eos: int | None
@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id that a text, bos or eos can have."""
+        """One more than the largest id of a text, bos or eos."""
         ...
 
     def encode(self, text: str) -> list[int]:
@@ -66,12 +66,12 @@ class Tokenizer(Protocol):
         ...
 
     def token_id(self, token: str) -> int | None:
-        """Returns the id of a token by its exact name, or None."""
+        """Returns a token's id by its exact name, or None."""
         ...
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of non-text tokens, e.g. <|im_end|>."""
+        """Ids for non-text tokens, e.g. <|im_end|>."""
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -80,7 +80,7 @@ class Tokenizer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class JsonTokenizer:
-    """A tokenizer.json of the `tokenizers` library."""
+    """A tokenizer.json from the `tokenizers` library."""
 
     inner: tokenizers.Tokenizer
     bos: int | None = None
@@ -113,14 +113,14 @@ class JsonTokenizer:
             return self._control.encode(_checked(text), add_special_tokens=special).ids
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        """Returns the ids of a trusted text, as `encode_control`, and the character offset of each token."""
+        """Returns a trusted text's ids, as `encode_control`, and each token's character offset."""
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             encoding = self._control.encode(_checked(text), add_special_tokens=False)
         return encoding.ids, [begin for begin, _ in encoding.offsets]
 
     @functools.cached_property
     def specials(self) -> re.Pattern[str] | None:
-        """Matches the names of special tokens in a text; None if there are none."""
+        """Matches special token names in a text; None if there are none."""
         added = self.inner.get_added_tokens_decoder().values()
         names = sorted((token.content for token in added if token.special and token.content), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names))) if names else None
@@ -158,7 +158,7 @@ class JsonTokenizer:
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieceTokenizer:
-    """A tokenizer.model of the `sentencepiece` library (which never parses control pieces from text)."""
+    """A tokenizer.model from the `sentencepiece` library (which never parses control pieces from text)."""
 
     inner: Any  # sentencepiece.SentencePieceProcessor
     chat: ChatTemplate | None = None  # without use: trajectories need a tokenizer.json
@@ -194,7 +194,7 @@ class SentencePieceTokenizer:
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
-    """Returns the contents of the tokenizer's saved files, for digests."""
+    """Returns the tokenizer's saved file contents, for digests."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         return b"".join(file.read_bytes() for file in sorted(Path(folder).iterdir()))
@@ -236,7 +236,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
 
 @contextlib.contextmanager
 def library_errors(message: str) -> Iterator[None]:
-    """Turns errors of the `tokenizers` library, which are bare Exceptions and panics, into ValueError."""
+    """Turns errors from the `tokenizers` library, which are bare Exceptions and panics, into ValueError."""
     try:
         yield
     except BaseException as error:
@@ -275,7 +275,7 @@ _GROWTH = 1000
 
 
 def _parts(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the parts that change a text, out of their nested sequences."""
+    """Yields the parts that change a text, unnested from their sequences."""
     waiting = [content.get(key) for key in ("normalizer", "pre_tokenizer", "decoder")]
     while waiting:
         part = waiting.pop()
@@ -287,7 +287,7 @@ def _parts(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: Mapping[str, Any]) -> float:
-    """Returns the largest factor by which a part of tokenizer.json lengthens a text."""
+    """Returns the largest factor by which a tokenizer.json part lengthens a text."""
     kind, longer = part.get("type"), len(str(part.get("content", part.get("prepend", ""))).encode())
     if kind == "Replace":
         pattern = part.get("pattern")
@@ -316,13 +316,13 @@ LOADERS: dict[str, Any] = {
 
 
 LONGEST_TEMPLATE = 2**20
-"""Limit on the characters of a chat template. Published ones have up to a few tens of thousands."""
+"""Limit on a chat template's characters. Published ones have up to a few tens of thousands."""
 
 
 def chat_of(folder: Path) -> ChatTemplate | None:
     """Returns the chat template in a tokenizer's folder, or None.
 
-    Raises FileNotFoundError or ValueError if it is damaged, too long or lacks the file that names its tokens.
+    Raises FileNotFoundError or ValueError if it is damaged, too long or lacks the file naming its tokens.
     """
     config, files = folder / CONFIG, {"default": folder / TEMPLATE, "tool_use": folder / TOOLS}
     files = {name: file for name, file in files.items() if file.is_file()}
@@ -387,7 +387,7 @@ _LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")
 _CONTROL = re.compile(r"(<[^\s<>]+>|\[/?[A-Z_]+\])")
 
 _ANCHORS = ("\n", ".", "0")
-"""Texts to encode before a segment that continues a text. The first one that does not merge with it is used."""
+"""Texts to encode before a segment continuing a text. The first one that does not merge with it is used."""
 
 
 class Layout(Protocol):
@@ -402,15 +402,15 @@ class Layout(Protocol):
         ...
 
     def problem(self, text: str, system: str = "") -> list[int]:
-        """Returns the ids at the start of every chain of the problem. Raises ValueError if `system` has no place."""
+        """Returns the ids at the start of every chain for the problem. Raises ValueError if `system` has no place."""
         ...
 
     def step(self, text: str, number: int) -> list[int]:
-        """Returns the ids of the step at 0-based depth `number`, never empty; its score is read at the last one."""
+        """Returns the ids for the step at 0-based depth `number`, never empty; its score is read at the last one."""
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:
-        """Returns the ids of a step that ends its chain, if it is read differently there; else None."""
+        """Returns the ids for a step ending its chain, if it is read differently there; else None."""
         ...
 
 
@@ -430,7 +430,7 @@ class TemplateLayout:
     joined: bool = False  # whether a text that continues another gets no word start of SentencePiece's
     strip: bool = False  # whether white space around a step is dropped
     benchmarks: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
-    """Layouts of the authors' scripts for single benchmarks, by the reader of their files."""
+    """Layouts from the authors' scripts for single benchmarks, by the reader of their files."""
     system: Template = ()
     """Replaces `opening` if there is a system message, with {system} and {problem}; () has no place for one."""
     turns: bool = False  # whether the model takes trajectories
@@ -467,7 +467,7 @@ class TemplateLayout:
 
     @property
     def end_of_step(self) -> int | None:
-        """The token that ends every step, if the template names one."""
+        """The token at every step's end, if the template names one."""
         return self.ids.get(self._cut(self.later[-1])[-1])
 
     def _filled(self, pieces: Sequence[list[int] | tuple[str, bool]], values: Mapping[str, str]) -> list[int]:
@@ -547,7 +547,7 @@ def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
-    """Returns the layout of a prompt with {problem} and control tokens, and a delimiter after each step."""
+    """Returns the layout for a prompt with {problem} and control tokens, and a delimiter after each step."""
     before, field, after = prompt.partition("{problem}")
     cut = [_CONTROL.split(text) for text in (before, after)]
     ids = control_tokens(tokenizer, prompt)

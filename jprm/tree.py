@@ -1,8 +1,8 @@
 """`ReasoningTree`: a problem is the root, a step is a node, a chain is a path.
 
 Packing, training, labelling, scoring and search all take trees. A single chain is a tree with one branch. A pool of N
-samples is a tree with N branches; the packer finds their common prefixes by token ids. In a trajectory, or a tree of
-messages, every node has a role: assistant nodes are steps, all others are context, which is read but not scored.
+samples is a tree with N branches; the packer finds their common prefixes by token ids. In a trajectory, or a message
+tree, every node has a role: assistant nodes are steps, all others are context, which is read but not scored.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MESSAGES = "jprm.methods.messages"
 """The package that reads and writes messages and free text, imported on first use."""
 
 NONE: Mapping[str, Any] = {}
-"""The shared empty dict of nodes without outputs or extra keys; a dict each would take 128 bytes."""
+"""The shared empty dict for nodes without outputs or extra keys; a dict each would take 128 bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ReasoningTree:
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas of the tools in the system message."""
+        """JSON schemas for the tools in the system message."""
         return self.extra.get("tools") or ()
 
     @property
@@ -107,15 +107,15 @@ class ReasoningTree:
 
 
 def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
-    """Returns the tree of a chain, pool or tree record (schema version 1), or of another form as a chain.
+    """Returns the tree for a chain, pool or tree record (schema version 1), or for another form as a chain.
 
     Other forms are TRL's stepwise records, free text and a plain exchange of chat messages. Other `messages` are a
-    trajectory, and so is each path of a tree if nodes have a `role` (`jprm.methods.messages`).
+    trajectory, and so is each tree path if nodes have a `role` (`jprm.methods.messages`).
 
     A chain is one branch, and so is each sample of a pool: its `correct` is on its last node, its other keys are in
     that node's `extra`. A pool without steps is a tree without nodes if `empty_samples` counts its samples. `record_of`
     is the exact inverse: known keys without content (a null, all-null labels, the default semantics) stay in
-    `extra`. Values of unknown keys are shared, not copied.
+    `extra`. Unknown keys' values are shared, not copied.
 
     Raises RecordError, naming `where`, the field, the reason and the fix.
     """
@@ -207,7 +207,7 @@ def with_rest(record: dict[str, Any], tree: ReasoningTree) -> dict[str, Any]:
 
 
 def chains_of(tree: ReasoningTree, *, context: bool = False) -> list[list[int]]:
-    """Returns the path of nodes to each last step, in order of last steps; without `context` only the steps on it."""
+    """Returns the node path to each last step, in order of last steps; without `context` only the steps on it."""
     above, steps = above_of(tree), tree.steps
     inner = {above[i] for i in steps}
     parents = [node.parent for node in tree.nodes] if context else above
@@ -224,7 +224,7 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 
 def steps_only(tree: ReasoningTree) -> ReasoningTree:
-    """Removes the context from a message tree, so that each step follows the previous step on its path.
+    """Removes the context from a message tree, so each step follows the previous step on its path.
 
     The result is a chain, or a pool with one sample per last step. Other trees are returned unchanged.
     """
@@ -248,7 +248,7 @@ def above_of(tree: ReasoningTree) -> list[int]:
 def with_scores(
     tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Sequence[float]] | None = None
 ) -> ReasoningTree:
-    """Sets scores[i] as node i's score, and `outputs` (lists of the same length) as its named outputs.
+    """Sets scores[i] as node i's score, and `outputs` (equally long lists) as its named outputs.
 
     They replace earlier ones; with None the outputs stay. Entries of context nodes are ignored.
     """
@@ -263,7 +263,7 @@ def with_scores(
 
 
 def scored(record: dict[str, Any], tree: ReasoningTree, outputs: Mapping[str, Iterable[float]]) -> dict[str, Any]:
-    """Returns the record of `tree` with its new scores, rounded for files, with its keys in the order of `record`.
+    """Returns `tree`'s record with its new scores, rounded for files, with keys ordered as in `record`.
 
     Of the outputs, (N,) each, `score` becomes the nodes' score; the others become named outputs.
     """
@@ -307,7 +307,7 @@ def in_order_of(record: Any, value: Any) -> Any:
 
 
 def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops extra keys of a chain or pool that would change the meaning of a tree record."""
+    """Drops extra keys in a chain or pool that would change a tree record's meaning."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
 
 
@@ -316,7 +316,7 @@ def _messages() -> Any:
 
 
 def semantics_of(record: Mapping[str, Any], where: str) -> str:
-    """Returns the semantics of a record's labels. Raises RecordError if it is not in `SEMANTICS`."""
+    """Returns a record's label semantics. Raises RecordError if it is not in `SEMANTICS`."""
     semantics = SEMANTICS[0] if record.get("semantics") is None else record["semantics"]
     if semantics not in SEMANTICS:
         raise RecordError(where, "semantics", f"is {semantics!r}", f"Use one of {', '.join(SEMANTICS)}.")
@@ -332,7 +332,7 @@ def parent_of(value: Any, i: int, start: str, where: str) -> int:
 
 
 def _branch(branch: Mapping[str, Any], start: int, semantics: str, where: str, field: str) -> tuple[list[Node], dict]:
-    """Returns the nodes of a chain or sample, numbered from `start`, and the remaining keys."""
+    """Returns a chain's or sample's nodes, numbered from `start`, and the remaining keys."""
     extra = dict(branch)
     steps = list_of(extra.pop("steps", None), where, field + "steps")
     if not steps:
@@ -449,7 +449,7 @@ def _record_of_node(node: Node) -> dict[str, Any]:
 def read_records(
     path: str | os.PathLike, *, on_error: str = "stop", rejects: Rejects | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields the valid records of a JSON Lines file in order; blank lines are skipped.
+    """Yields a JSON Lines file's valid records in order; blank lines are skipped.
 
     Args:
       path: a UTF-8 file, one record per line.
@@ -462,7 +462,7 @@ def read_records(
 
 
 def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields the records of a JSON Lines file as trees, like `read_records`."""
+    """Yields a JSON Lines file's records as trees, like `read_records`."""
     return (tree for _, tree in _read(path, reject_with("stop", None)))
 
 

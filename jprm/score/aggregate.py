@@ -1,6 +1,6 @@
 """Aggregates step scores into a chain score, by every rule at once.
 
-The right rule depends on the meaning of a score. If it is the probability that the step is correct, a chain needs all
+The right rule depends on a score's meaning. If it is the probability that the step is correct, a chain needs all
 steps correct: `prod` (Lightman et al. 2023, appendix F.2) or `min` (Math-Shepherd). A value, the probability that the
 chain will end correctly, covers the whole chain in its `last` step (Zhang et al. 2025, arXiv 2501.07301).
 """
@@ -27,7 +27,7 @@ DEFAULT_RULE = {
 """The default rule for each label semantics in `jprm.tree.SEMANTICS`."""
 
 LOG_ODDS_CLIP = 1e-6
-"""`sum_log_odds` clips probabilities to [1e-6, 1 - 1e-6], so that a step weighs at most 13.8 nats."""
+"""`sum_log_odds` clips probabilities to [1e-6, 1 - 1e-6], so a step weighs at most 13.8 nats."""
 
 
 SOFT_MIN_TEMPERATURE = 0.1
@@ -52,13 +52,13 @@ def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
 
 @jax.jit
 def by_every_rule(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Returns the scores of B chains with up to P >= 1 steps by every rule in `RULES`, in float32.
+    """Returns scores for B chains with up to P >= 1 steps by every rule in `RULES`, in float32.
 
-    p_i are the scores of a chain's k steps (true in the mask). `min`, `max`, `mean` and `last` are as named; `soft_min`
+    p_i are a chain's k step scores (true in the mask). `min`, `max`, `mean` and `last` are as named; `soft_min`
     is sum_i w_i p_i with w the softmax of -p / `SOFT_MIN_TEMPERATURE` (PURE, Cheng et al. 2025, arXiv 2504.15275),
     between mean and minimum. `prod` is exp(sum log p_i); `mean_log` is exp(sum log p_i / k), the length-normalised
     product; `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. These three take probabilities,
-    including exactly 0 and 1, without NaN. A chain without steps has -inf by every rule, so that no argmax chooses it.
+    including exactly 0 and 1, without NaN. A chain without steps has -inf by every rule, so no argmax chooses it.
     """
     value = rank_keys(score_BP, mask_BP)
     # exp(-inf) is 0, a real product of a step at 0: the empty chain needs its -inf back.
@@ -122,9 +122,9 @@ def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray,
 def chain_scores(
     paths: Sequence[Sequence[float]], rule: str, scale: Scale = PROBABILITY
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns (score, key) of N chains of step scores.
+    """Returns (score, key) for N chains of step scores.
 
-    `score` is as in `by_every_rule`, with a sum of log-odds as a probability. `key` is as in `rank_keys`. Rules that
+    `score` is as in `by_every_rule`, with a log-odds sum as a probability. `key` is as in `rank_keys`. Rules that
     multiply probabilities use `Scale.weights`. Both are NaN if a chain has no steps or a non-finite score.
 
     Raises ValueError for a score outside [0, 1] if the rule multiplies probabilities.

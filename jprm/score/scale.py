@@ -1,7 +1,7 @@
 """`Scale`: the meaning of a model's scores, for evaluations, votes, credit and chain selection.
 
-A consumer of scores names the scales that it accepts (`check_scale`) or maps scores to [0, 1] (`Scale.fractions`). The
-names of the aggregation rules are here too, because this file imports no array library.
+A score consumer names its accepted scales (`check_scale`) or maps scores to [0, 1] (`Scale.fractions`). The aggregation
+rules' names are here too, because this file imports no array library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEANING: dict[str, str] = {
     "half": "differences of two probabilities",
     "sigmoid": "log odds or log ratios",
 }
-"""The meaning of scores by `Scale.weight`: e.g. correctness gives probabilities, implicit PRMs log ratios."""
+"""Score meanings by `Scale.weight`: e.g. correctness gives probabilities, implicit PRMs log ratios."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Scale:
 
     threshold: benchmarks call a step correct above it, if no threshold is tuned.
     weight: the map from a score to a vote's weight in [0, 1]. `score`: the identity, for probabilities. `half`: (1 +
-        score) / 2, for differences of two probabilities. `sigmoid`: for log odds.
+        score) / 2, for differences between two probabilities. `sigmoid`: for log odds.
     redundancy: a step is redundant if the named output `redundancy` is above it; None without that output.
     """
 
@@ -44,7 +44,7 @@ class Scale:
     redundancy: float | None = None
 
     def weights(self, score: Any) -> Any:
-        """Returns the weights (*N) of scores (*N), in float64. The map is increasing; NaN stays NaN."""
+        """Returns the weights (*N) for scores (*N), in float64. The map is increasing; NaN stays NaN."""
         import numpy as np  # commands import this file for their help
 
         score = np.asarray(score, float)
@@ -69,7 +69,7 @@ LOG_ODDS = Scale(threshold=0.0, weight="sigmoid")
 
 
 def check_scale(scale: Scale, weights: Collection[str], model: str, consumer: str) -> None:
-    """Raises ValueError if a model's scale is not among the `weights` that a consumer accepts."""
+    """Raises ValueError if a model's scale is not among a consumer's accepted `weights`."""
     if scale.weight not in weights:
         taken = " or ".join(MEANING[weight] for weight in WEIGHTS if weight in weights)
         raise ValueError(f"{model}: its scores are {MEANING[scale.weight]}, and {consumer} takes {taken}")

@@ -112,16 +112,16 @@ class PRM:
 
     @property
     def read_as(self) -> str:
-        """One line that describes the folder: its adapter if any, the layout, and the meaning of a score."""
+        """One line about the folder: its adapter if any, the layout, and a score's meaning."""
         return f"{self.name}: {self.layout}; scores are of {self.semantics}, a chain's rule is {self.rule}"
 
     @property
     def rule(self) -> str:
-        """The aggregation rule: the authors' choice, or the default of the label semantics."""
+        """The aggregation rule: the authors' choice, or the label semantics' default."""
         return self.aggregation or DEFAULT_RULE[self.semantics]
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
-        """Returns one score per step, (P,) float32. The score of step k does not depend on later steps.
+        """Returns one score per step, (P,) float32. Step k's score does not depend on later steps.
 
         >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So 4."]).shape
         (2,)
@@ -139,7 +139,7 @@ class PRM:
         return outputs["logits"]
 
     def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
-        """Returns the head's logits at P places of one chain of token ids, (P, C) float32.
+        """Returns the head's logits at P places in a chain of token ids, (P, C) float32.
 
         Raises ValueError like `logits`; also for a model with a step layer, and for invalid, missing or too many ids.
         """
@@ -169,8 +169,8 @@ class PRM:
     def score_many(self, records: Iterable[dict[str, Any]], speed: Speed | None = None) -> Iterator[dict[str, Any]]:
         """Yields the records in order with their scores: `scores` in chains and pool samples, `score` in nodes.
 
-        Further named outputs of the head are under `outputs`, lists by name in a chain or sample. A thread reads up to
-        three chunks of CHUNK records ahead. `speed` counts tokens and times.
+        The head's further named outputs are under `outputs`, lists by name in a chain or sample. A thread reads up to
+        three chunks (CHUNK records each) ahead. `speed` counts tokens and times.
 
         >>> [chain] = prm.score_many([{"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4."], "id": 7}])
         >>> sorted(chain), len(chain["scores"])
@@ -191,7 +191,7 @@ class PRM:
                 yield scored(record, tree, outputs)
 
     def _chunks(self, records: Iterable[dict[str, Any]]) -> Iterator[Prepared]:
-        """Yields packed chunks of records, and compiles the programs that they need."""
+        """Yields packed record chunks, and compiles their programs."""
         records, compiled = iter(records), set()
         while chunk := list(itertools.islice(records, CHUNK)):
             prepared = dataclasses.replace(self.prepare([tree_of(record) for record in chunk]), records=chunk)
@@ -203,14 +203,14 @@ class PRM:
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree of N nodes, NaN for context. A tree's common prefixes are computed once.
+        """Returns (N,) float32 for each tree with N nodes, NaN for context. A tree's common prefixes are computed once.
 
         If attention needs one chain per row (`attention.chain_rows`), they are computed once per chain.
         """
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns named outputs, (N,) float32 each, per tree of N nodes or per `prepare`d tree. Raises like
+        """Returns named outputs, (N,) float32 each, per tree with N nodes or per `prepare`d tree. Raises like
         `score_many`."""
         return self._outputs(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
@@ -221,7 +221,7 @@ class PRM:
     def by(self, output: str) -> PRM:
         """Returns this model with another named output, e.g. `low`, as the score.
 
-        `NAME unless OTHER > LIMIT` scores 0 if another output is above a limit, so that such a step is never chosen.
+        `NAME unless OTHER > LIMIT` scores 0 if another output is above a limit, so such a step is never chosen.
         Raises ValueError for an unknown output, and for a limit if 0 is not the worst score.
         """
         if output == "score":
@@ -244,16 +244,16 @@ class PRM:
         return dataclasses.replace(self, readout=Readout(score=readout))
 
     def compile(self, tokens: int) -> None:
-        """Compiles rows of `tokens` tokens, without a run. Raises MemoryError if a device cannot hold such rows."""
+        """Compiles rows with `tokens` tokens, without a run. Raises MemoryError if a device cannot hold such rows."""
         rows = empty_rows(1, tokens, tokens // 2)
         for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
             self._compile(batch)
 
     def warm_up(self, longest: int) -> list[int]:
-        """Compiles rows for chains of up to `longest` tokens; returns the row lengths.
+        """Compiles rows for chains up to `longest` tokens; returns the row lengths.
 
         Afterwards no chain with at most so many tokens, and half as many steps, compiles anything; nor do trees of such
-        chains that are prepared for rows of at most so many tokens.
+        chains prepared for rows with at most so many tokens.
         """
         lengths = row_lengths(longest)
         for tokens in lengths:
@@ -291,7 +291,7 @@ class PRM:
         return Prepared(trees, token_trees, itertools.chain.from_iterable(batches))
 
     def _outputs(self, prepared: Prepared, readout: Callable) -> list[dict[str, np.ndarray]]:
-        """Applies `readout` to the logits of each tree's steps; returns (N, ...) by name."""
+        """Applies `readout` to each tree's step logits; returns (N, ...) by name."""
         return [outputs for _, results in self._read([prepared], readout) for outputs in results]
 
     def _read(
@@ -380,7 +380,7 @@ class PRM:
         return chain_rows(self.config) or (self.ratio is not None and chain_rows(self.ratio.config))
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Returns whether the model can read every chain of the record."""
+        """Returns whether the model can read every chain in the record."""
         return self.context is None or longest_chain(token_tree(tree_of(dict(record)), self.layout)) <= self.context
 
     def check_length(self, tokens: int, where: str) -> None:
@@ -434,27 +434,27 @@ def _place(outputs: dict, batch: Batch, trees: Sequence[ReasoningTree], results:
 # ----------------------------------------------- rows: few lengths, so that few shapes are compiled, and little padding
 
 SHORTEST, FILLED, LONGEST = 256, 2048, 8192
-"""Tokens of the shortest row, of the longest row that trees share, and of the longest row made for one tree.
+"""Tokens in the shortest row, the longest row shared by trees, and the longest row for one tree.
 
-Rows are SHORTEST times a power of two, so that few shapes are compiled. A chain longer than LONGEST gets a row of its
-own size, the next power of two.
+Rows are SHORTEST times a power of two, so few shapes are compiled. A chain longer than LONGEST gets a row at its own
+size, the next power of two.
 """
 
 
 def row_lengths(longest: int) -> list[int]:
-    """Returns the row lengths for chains of up to `longest` tokens, ascending."""
+    """Returns the row lengths for chains up to `longest` tokens, ascending."""
     return padded_sizes(longest, SHORTEST)
 
 
 def rows_of_trees(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields packed rows by length, with tree index and node of every slot; `row` tokens unless a chain needs more."""
+    """Yields packed rows by length, with every slot's tree index and node; `row` tokens unless a chain needs more."""
     for tokens, members in row_groups(trees, row).items():
         packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
         yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
 
 
 def rows_of_chains(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields rows of one chain each, as short as possible, with the tree index and the node of every slot."""
+    """Yields rows with one chain each, as short as possible, with every slot's tree index and node."""
     groups: dict[int, list[Part]] = {}
     for index, tree in enumerate(trees):
         longest = _longest_row(tree, row)
@@ -467,9 +467,9 @@ def rows_of_chains(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows,
 def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
     """Returns tree indices by row length, for `rows_of_trees`.
 
-    Rows are chosen one by one, each of the largest size that the remaining trees fill, so that the last ones are short
-    and padding is small. The number of devices must not matter: other row lengths would change scores by rounding, and
-    with them the files of several processes.
+    Rows are chosen one by one, each at the largest size filled by the remaining trees, so the last ones are short and
+    padding is small. The number of devices must not matter: other row lengths would change scores by rounding, and with
+    them the files of several processes.
     """
     need = [_needed(tree) for tree in trees]
     left = sorted(range(len(trees)), key=lambda i: -need[i])
@@ -491,12 +491,12 @@ def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
 
 
 def _needed(tree: TokenTree) -> int:
-    """Returns the row length that the tree needs. (Many equal chains can use up the slots, half as many, first.)"""
+    """Returns the row length for the tree. (Many equal chains can use up the slots, half as many, first.)"""
     return max(len(tree.tokens_N), 2 * len(tree.run_M))
 
 
 def _longest_row(tree: TokenTree, row: int) -> int:
-    """Returns a row length for any one chain of the tree: `row`, unless a chain is longer."""
+    """Returns a row length for any one chain in the tree: `row`, unless a chain is longer."""
     depth_M = geometry(tree.length_R, tree.parent_R).depth_R[tree.run_M]
     return padded_size(max(row, int(depth_M.max(initial=0)), 2 * int(chain_lengths(tree).max(initial=0))), SHORTEST)
 
@@ -515,7 +515,7 @@ BATCHES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows that the devices compute at once, with padding rows, and the owner of every slot."""
+    """Rows computed at once on the devices, with padding rows, and every slot's owner."""
 
     rows: Rows
     problem_BS: np.ndarray  # tokens of each slot's problem; for a log ratio of a turn, tokens before the turn
@@ -524,7 +524,7 @@ class Batch:
 
 
 def batches(rows: Rows, *of_slots: np.ndarray, size: int) -> Iterator[Batch]:
-    """Yields batches of `size` rows; padding fills the last one. `of_slots` are the other fields of a `Batch`."""
+    """Yields batches of `size` rows; padding fills the last one. `of_slots` are a `Batch`'s other fields."""
     fields = rows, *of_slots
     if missing := -len(rows.tokens) % size:
         filler = empty_rows(missing, rows.tokens.shape[1], rows.step_end.shape[1])
@@ -624,7 +624,7 @@ def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], spee
 
 
 def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> None:
-    """Raises MemoryError if a device cannot hold the temporaries of `rows` rows with `tokens` tokens."""
+    """Raises MemoryError if a device cannot hold the temporaries for `rows` rows with `tokens` tokens."""
     parts = mesh.size // row_parts(mesh)  # the devices that share a row
     needed, memory = least_bytes(config, tokens, rows) // parts, memory_of(mesh)
     if memory is not None and needed > memory:
@@ -638,7 +638,7 @@ def least_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
 
 
 def memory_of(mesh: Mesh) -> int | None:
-    """Returns the memory of one mesh device in bytes (host memory for a CPU), or None if unknown."""
+    """Returns one mesh device's memory in bytes (host memory for a CPU), or None if unknown."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
         try:

@@ -6,8 +6,8 @@
         print(metrics.means(), trainer.evaluate())
         trainer.save()
 
-`train` is this with a log, checkpoints at intervals, a stop on SIGTERM and a watchdog. Every process of a run must make
-the same calls on the same batches; each computes the rows of its devices, and process 0 writes.
+`train` is this with a log, checkpoints at intervals, a stop on SIGTERM and a watchdog. Every process in a run must make
+the same calls on the same batches; each computes its devices' rows, and process 0 writes.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class Trainer:
         workdir: the run's folder, local or in a bucket. Training continues from its newest checkpoint. None: nothing is
             saved, and the experiment's data are read only by `batches`.
         objective: replaces `experiment.objective` and takes the same options. The run records its module and name, and
-            continues only with an objective of that name.
+            continues only with an objective by that name.
         position: replaces the position in the data in checkpoints, for a caller that makes the rows itself.
 
-    Raises ValueError if parts of the experiment do not fit together, the folder holds another experiment's run, or
+    Raises ValueError if the experiment's parts do not fit together, the folder holds another experiment's run, or
     another process trains in it.
     """
 
@@ -167,13 +167,13 @@ class Trainer:
         return self._models()["model"]
 
     def step(self, rows: Rows) -> Metrics:
-        """Updates the parameters on rows of shape (A, B, ...), or (A x data.micro_rows, ...).
+        """Updates the parameters on rows shaped (A, B, ...), or (A x data.micro_rows, ...).
 
-        Returns metrics that the device may still be computing; reading a number waits for it. If the loss or gradient
+        Returns metrics the device may still be computing; reading a number waits for it. If the loss or gradient
         is not finite, no parameter changes.
 
-        Raises ValueError, naming the field, if the model cannot take the rows; or after the last step of a decaying
-        schedule.
+        Raises ValueError, naming the field, if the model cannot take the rows; or after a decaying schedule's last
+        step.
         """
         if rows.tokens.ndim == 2:
             rows = micro_batches(rows, self.experiment.data.micro_rows)
@@ -190,7 +190,7 @@ class Trainer:
             return metrics
 
     def _check_schedule(self) -> None:
-        """Raises ValueError if the next update would have a rate of 0."""
+        """Raises ValueError if the next update's rate would be 0."""
         optimizer, steps = self.experiment.optimizer, self.experiment.steps
         if optimizer.decay == "constant" or self._calls < steps:
             return
@@ -220,7 +220,7 @@ class Trainer:
             return measured(objective, self._models(), unstacked(rows), self.experiment.task)
 
     def take(self, folder: str | os.PathLike) -> int:
-        """Loads the trained parameters from the newest checkpoint of another run of this model; returns its step."""
+        """Loads the trained parameters from the newest checkpoint in another run of this model; returns its step."""
         experiment = read(path_of(folder) / RUN)
         with jax.set_mesh(self.mesh):
             params, step = store.load_params(folder, experiment, self.mesh)
@@ -244,7 +244,7 @@ class Trainer:
             return models(self.state.params, self.state.reference, self.experiment.task)
 
     def _start(self) -> State:
-        """Returns the state of the newest checkpoint, or the initial one."""
+        """Returns the newest checkpoint's state, or the initial one."""
         checkpoints = self.checkpoints
         latest = checkpoints.latest if checkpoints is not None else None
         state = initial_state(self.experiment, load_base=latest is None or self.experiment.rereads)
@@ -422,8 +422,8 @@ class Stopped(Exception):
 def stop_signal() -> Iterator[Callable[[int], bool]]:
     """Yields a function to call after each step with its number; it returns whether to save and stop now.
 
-    It returns True after SIGTERM, which schedulers send before a preemption. If one of several processes receives it,
-    jax makes all of them stop at the next common step.
+    It returns True after SIGTERM, which schedulers send before a preemption. If one process receives it, jax makes
+    all of them stop at the next common step.
     """
     if jax.distributed.is_initialized():
         yield _agreed()

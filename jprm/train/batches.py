@@ -1,14 +1,14 @@
 """An experiment's batches: its files' records as trees, checked against the target, packed into rows.
 
     records -> trees -> tokenised, shuffled anew every epoch -> windows, packed together -> rows shuffled -> batches
-    shards of tokens -> each stream's own, shuffled -> windows, and so on
+    token shards -> each stream's own, shuffled -> windows, and so on
 
-The order is a function of (seed, position). Only two windows are in memory at a time. The iterator's state is a few
+The order depends only on (seed, position). Only two windows are in memory at a time. The iterator's state is a few
 integers. A restored iterator gives the same batches bit for bit, also from the middle of a window.
 
-Each process packs only the rows that its devices compute: stream k of n packs every n-th window and fills the k-th of n
-equal blocks of rows of every micro-batch. A batch is therefore a function of (seed, step, n), for any number of
-processes. With n = 1 every process packs everything.
+Each process packs only its devices' rows: stream k of n packs every n-th window and fills the k-th of n equal row
+blocks in every micro-batch. A batch therefore depends only on (seed, step, n), for any number of processes. With n = 1
+every process packs everything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jprm.tree import ReasoningTree, tree_of
 
 
 def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -> Streams:
-    """Returns endless batches of shape (A, B, ...). This process packs the rows of its own devices."""
+    """Returns endless batches shaped (A, B, ...). This process packs its own devices' rows."""
     config, layout = experiment.data, native_layout(tokenizer)
     sources = _sources(experiment, config.train, layout)  # once for all streams, which some processes have more of
     count = max(1, config.streams)
@@ -52,7 +52,7 @@ def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -
 def batches_of(
     experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False
 ) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
-    """Returns batches of `data.rows` rows with packing counts: shuffled and endless, or with `once` in file order."""
+    """Returns batches with `data.rows` rows and packing counts: shuffled and endless, or with `once` in file order."""
     return _batches(experiment, _sources(experiment, files, layout), once=once)
 
 
@@ -88,7 +88,7 @@ def _mixed(sources: Sequence[grain.MapDataset[Any]], weights: Sequence[float]) -
 
 
 def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> list[Source]:
-    """Returns the token trees of each file. Every process must call this equally often."""
+    """Returns each file's token trees. Every process must call this equally often."""
     config = experiment.data
     shards = [file for file in files if data.is_shards(file)]
     if len(shards) == len(files):
@@ -113,7 +113,7 @@ def _cached(
 ) -> Sequence[TokenTree]:
     """Returns the source's token trees from `data.cache`; process 0 first writes them if they are missing.
 
-    A process that does not see that folder, e.g. on another host's disk, writes its own.
+    A process that cannot see the folder, e.g. on another host's disk, writes its own.
     """
     config = experiment.data
     files_of = [[stamp_of(part) for part in path_of(file).files()] for file in files]
@@ -129,13 +129,13 @@ def _cached(
 
 
 def tokens_of(record: Mapping[str, Any], experiment: Experiment, layout: Layout) -> TokenTree:
-    """Returns the token tree of a record. Raises ValueError if the target does not fit its labels."""
+    """Returns a record's token tree. Raises ValueError if the target does not fit its labels."""
     config = experiment.data
     return token_tree(_checked(tree_of(record), experiment), layout, config.supervise, config.extras, config.weight)
 
 
 def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
-    """Returns the JSON key of an experiment's token trees, apart from their records."""
+    """Returns the JSON key for an experiment's token trees, apart from their records."""
     config, target = experiment.data, experiment.target
     return {
         "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
@@ -149,7 +149,7 @@ def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
 
 
 def check_supervision(experiment: Experiment) -> None:
-    """Raises ValueError if the target does not take the labels of `data.supervise`."""
+    """Raises ValueError if the target does not take `data.supervise`'s labels."""
     supervise, target = experiment.data.supervise, experiment.target
     if supervise != "step" and target.labels == "rating":
         raise ValueError(
@@ -226,7 +226,7 @@ def _check_reference(tree: ReasoningTree, reference: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PipelineConfig(DataConfig):
-    """The packing of one stream of the data."""
+    """One data stream's packing."""
 
     shuffle: bool = True  # trees within an epoch, and the rows of a window
     epochs: int | None = None  # None repeats for ever
@@ -240,13 +240,13 @@ class PipelineConfig(DataConfig):
 
 
 COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
-"""Names of the counts from `counted_batches`, in order."""
+"""Names for the counts from `counted_batches`, in order."""
 
 
 def counted_batches(trees: Source, config: PipelineConfig) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
-    """Returns batches of rows with packing counts; the counts of a window are at its first row.
+    """Returns row batches with packing counts; a window's counts are at its first row.
 
-    A batch has exactly `stream_rows` rows of numpy arrays. Nothing is dropped: rows left over at the end of an epoch
+    A batch has exactly `stream_rows` rows of numpy arrays. No row is dropped: rows left over when an epoch ends
     begin the next epoch's first batch. Empty rows with weight 0 complete the very last batch.
 
     trees: random access (`len` and `[i]`) to token trees, which may be made lazily.
@@ -257,7 +257,7 @@ def counted_batches(trees: Source, config: PipelineConfig) -> grain.IterDataset[
 
 
 def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
-    """Returns the token trees of one epoch, reshuffled in each."""
+    """Returns one epoch's token trees, reshuffled in each."""
     if len(trees) == 0:
         raise ValueError("the data source is empty. Give at least one tree")
     source: grain.MapDataset[Any] = grain.MapDataset.source(trees).seed(config.seed)
@@ -306,9 +306,9 @@ def _fill_up(count: int, batch: tuple[Rows, np.ndarray]) -> tuple[Rows, np.ndarr
 
 
 class Streams:
-    """Iterates over Rows of shape (A, B, ...), A micro-batches of B rows, from `streams` of `count`.
+    """Iterates over Rows shaped (A, B, ...), A micro-batches of B rows, from `streams` of `count`.
 
-    A stream gives A x B / count rows at a time, with packing counts (`counted_batches`). The rows of other processes'
+    A stream gives A x B / count rows at a time, with packing counts (`counted_batches`). Rows from other processes'
     streams are zeros.
     """
 
@@ -338,17 +338,17 @@ class Streams:
 
     @property
     def report(self) -> PackReport:
-        """Packing counts of all streams since training began. Every process must call this."""
+        """All streams' packing counts since training began. Every process must call this."""
         counts = self._shared({k: count_K.tolist() for k, count_K in self._counts.items()})
         return sum((PackReport(*count_K) for count_K in counts), start=PackReport())
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the positions of all streams as JSON, for any number of processes. Every process must call this."""
+        """Returns all streams' positions as JSON, for any number of processes. Every process must call this."""
         places = self._shared({k: stream.get_state() for k, stream in self._streams.items()})
         return {"streams": places, "counts": self._shared({k: count.tolist() for k, count in self._counts.items()})}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores the positions of all streams. (Runs of version 0.1 recorded no counts.)"""
+        """Restores all streams' positions. (Version 0.1 recorded no counts.)"""
         for k, stream in self._streams.items():
             stream.set_state(state["streams"][k])
             if "counts" in state:
@@ -361,7 +361,7 @@ class Streams:
 
 
 def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
-    """Returns the streams that have rows on this process's devices."""
+    """Returns the streams with rows on this process's devices."""
     place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
     owned: set[int] = set()
     for (rows,) in filter(None, place.addressable_devices_indices_map((micro_rows,)).values()):
@@ -374,7 +374,7 @@ def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
 
 
 def check_rows(rows: Rows, vocab_size: int) -> None:
-    """Raises ValueError naming field, row and value if indices of host arrays point outside their rows.
+    """Raises ValueError naming field, row and value if indices in host arrays point outside their rows.
 
     On the device such an index would read NaN, or another token. Labels and weights are left to the loss.
     """
@@ -402,12 +402,12 @@ def check_rows(rows: Rows, vocab_size: int) -> None:
 
 
 def micro_batches(rows: Rows, size: int) -> Rows:
-    """Reshapes (A x B, ...) to (A, B, ...) on the host: A micro-batches of `size` rows."""
+    """Reshapes (A x B, ...) to (A, B, ...) on the host: A micro-batches with `size` rows."""
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, size, *x.shape[1:]), rows)
 
 
 def unstacked(rows: Rows) -> Iterator[Rows]:
-    """Yields the micro-batches of (A, B, ...)."""
+    """Yields the micro-batches from (A, B, ...)."""
     return (jax.tree.map(lambda x, i=i: x[i], rows) for i in range(len(rows.tokens)))
 
 
@@ -417,10 +417,10 @@ STORED = "jprm.methods.data.stored_trees"
 
 @runtime_checkable
 class Endless(Protocol):
-    """Token trees in an order of their own, e.g. from shards."""
+    """Token trees in their own order, e.g. from shards."""
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
-        """Returns the endless order of trees for stream k of n."""
+        """Returns the endless tree order for stream k of n."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Around the steps of a long run: log and trackers, time accounting, a watchdog for stalled hosts, a profile."""
+"""Around a long run's steps: log and trackers, time accounting, a watchdog for stalled hosts, a profile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class MetricsFile:
 
     A bucket's object cannot grow: it is rewritten at most every `REWRITE_S` seconds, and at `flush`.
 
-    start: the step from which training continues. Lines of later steps are removed, because they will be logged again.
+    start: the step from which training continues. Later steps' lines are removed, because they will be logged again.
     """
 
     def __init__(self, path: Place, start: int):
@@ -221,7 +221,7 @@ class Log:
 # `TRACKERS`, or the user's own as `module:NAME`.
 
 IDS = "trackers.json"
-"""The file in a run's folder with each tracker's id of the run."""
+"""The file in a run's folder with each tracker's id for the run."""
 
 Status = Literal["finished", "stopped", "failed"]
 
@@ -230,9 +230,9 @@ Status = Literal["finished", "stopped", "failed"]
 class TrackedRun:
     """A tracker's information about its run.
 
-    config: JSON with "experiment" (its configuration) and "versions" (of the libraries, and jprm's git commit).
+    config: JSON with "experiment" (its configuration) and "versions" (library versions, and jprm's git commit).
     step: the step from which training continues. A tracker may have seen later steps, which are logged again.
-    id: `Tracker.id` of this run's first start; empty for a new run.
+    id: `Tracker.id` from this run's first start; empty for a new run.
     """
 
     folder: Place
@@ -243,12 +243,12 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """Takes the metrics of one run. An exception, also on opening, ends the tracker and not the run."""
+    """Takes one run's metrics. An exception, also on opening, ends the tracker and not the run."""
 
     id: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the numbers of one line of `metrics.jsonl`; a step may have several lines."""
+        """Takes the numbers from one `metrics.jsonl` line; a step may have several lines."""
         ...
 
     def close(self, status: Status) -> None: ...
@@ -259,11 +259,11 @@ TRACKERS: dict[str, Callable[[TrackedRun], Tracker] | str] = {
     "wandb": "jprm.apps.trackers:WandB",
     "mlflow": "jprm.apps.trackers:MLflow",
 }
-"""Trackers by name. Each needs the pip extra of its name."""
+"""Trackers by name. Each needs the pip extra with its name."""
 
 
 class Trackers:
-    """The open trackers of one run; each continues its own run if `folder` has its id.
+    """One run's open trackers; each continues its own run if `folder` has its id.
 
     Raises ValueError for an unknown tracker, or one whose package is not installed.
     """
@@ -299,7 +299,7 @@ class Trackers:
             self._guarded(key, lambda tracker=tracker: tracker.close(status))
 
     def _guarded(self, key: str, call: Callable[[], None]) -> None:
-        """Calls a tracker. If it fails in any way, it is dropped, so that the run goes on."""
+        """Calls a tracker. If it fails in any way, it is dropped, so the run goes on."""
         try:
             call()
         except Exception as error:
@@ -344,7 +344,7 @@ class Goodput:
         self._mark, self._waited = time.perf_counter(), 0.0
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts seconds of a class; `input` seconds are subtracted from the step's time."""
+        """Counts a class' seconds; `input` seconds are subtracted from the step's time."""
         self.spent[name] = self.spent.get(name, 0.0) + seconds
         if name == "input":
             self._waited += seconds
@@ -384,8 +384,8 @@ class Watchdog:
     """If there is no step for `seconds` (0: never), reports on stderr in every process which process is late.
 
     Each process writes its position to a small file in the run's folder. With `abort`, a process without a step for a
-    tenth longer writes the stacks of its threads and exits with status 1, even if its main thread is stuck, so that the
-    launcher restarts it. (The timer is a C thread, which needs no Python lock.) A start, which loads and compiles, may
+    tenth longer writes its threads' stacks and exits with status 1, even if its main thread is stuck, so the launcher
+    restarts it. (The timer is a C thread, which needs no Python lock.) A start, which loads and compiles, may
     take `START` times as long.
     """
 
@@ -397,7 +397,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def at(self, step: int, doing: str) -> None:
-        """Records the next action of the main thread, and its step."""
+        """Records the main thread's next action and step."""
         self._place = (step, doing, time.time())
         self._first = step if self._first is None else self._first
         self._arm()
@@ -444,7 +444,7 @@ class Watchdog:
 
 
 def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
-    """Returns the last heartbeat of each of `count` processes, or None if it cannot be read."""
+    """Returns the last heartbeat from each of `count` processes, or None if it cannot be read."""
     beats: dict[int, dict[str, Any] | None] = {}
     for index in range(count):
         try:
@@ -455,7 +455,7 @@ def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
 
 
 def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: float) -> str:
-    """Returns a sentence that names the processes for which the others wait.
+    """Returns a sentence naming the processes for which the others wait.
 
     These are the silent processes; else the ones at the earliest step; else, if all are at the same step, the ones
     still waiting for data; else the ones that have not yet shared a value. If no process differs, the sentence names
@@ -494,7 +494,7 @@ class Profile:
     """Traces steps window[0] to window[1] into the run's folder `profile`, in process 0; (0, 0) traces none.
 
     As a context manager, it closes a trace that an error interrupts. A run that continues inside the window traces the
-    rest of it.
+    remaining steps.
     """
 
     def __init__(self, workdir: Place, window: tuple[int, int]):
@@ -548,9 +548,9 @@ COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"
 
 
 def changed_compiler(before: Mapping[str, str | None]) -> str | None:
-    """Returns a sentence that names the compilers that changed during a run, or None.
+    """Returns a sentence naming the compilers changed during a run, or None.
 
-    `before` is an earlier result of `versions`. Runs of 0.1 recorded only jax and jaxlib: an unknown version does not
+    `before` is an earlier result of `versions`. Version 0.1 recorded only jax and jaxlib: an unknown version does not
     count as changed.
     """
     now = versions()

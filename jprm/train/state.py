@@ -3,9 +3,9 @@
     initial_state, reference_params, with_fitted_head -> State -> make_step(...)(state, rows, rate) -> State, Metrics
     saved_arrays -> a checkpoint -> restored, continued
 
-`optimizer.name` gives the direction of an update, by default AdamW. Clipping, weight decay, freezing and learning-rate
-factors by regular expression are the same for all. The learning rate is an argument of every step, so that one compiled
-step serves every schedule.
+`optimizer.name` gives an update's direction, by default AdamW. Clipping, weight decay, freezing and learning-rate
+factors by regular expression are the same for all. The learning rate is an argument to every step, so one compiled step
+serves every schedule.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class State:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Results of one step. `loss`, `count`, `tokens` and `objective` are sums, divided on the host."""
+    """One step's results. `loss`, `count`, `tokens` and `objective` are sums, divided on the host."""
 
     loss: Scalar
     count: Scalar
@@ -89,7 +89,7 @@ class Metrics:
 
 
 def models(params: dict[str, Any], reference: dict[str, Any], config: ObjectiveConfig) -> dict[str, Any]:
-    """Returns the `params` argument of an objective: the model with adapters merged, and the reference, if any."""
+    """Returns the `params` argument for an objective: the model with adapters merged, and the reference, if any."""
     both = {"model": merge(params, config.lora)}
     if config.reference:
         decoder = {} if "decoder" in reference else {"decoder": without_adapters(params["decoder"])}
@@ -104,7 +104,7 @@ def make_step(
     config: ObjectiveConfig,
     backend: str | None = None,
 ) -> Callable[[State, Rows, Scalar], tuple[State, Metrics]]:
-    """Returns the step for rows of shape (A, B, ...) and a learning rate; equal arguments give the same function.
+    """Returns the step for rows shaped (A, B, ...) and a learning rate; equal arguments give the same function.
 
     Gradients over A micro-batches with B rows are summed, divided by the objective's count, and given to `tx`. If the
     loss or the gradient is not finite, the state stays unchanged. `backend` is the platform to compile for.
@@ -159,7 +159,7 @@ MEMORY = 100
 
 
 class Guarded(NamedTuple):
-    """State of a guarded optimizer, with running means over the good steps."""
+    """A guarded optimizer's state, with running means over the good steps."""
 
     inner: optax.OptState
     good: Scalar
@@ -194,9 +194,9 @@ def adam(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Returns the rate of update i, from 0: (i + 1) / warmup_steps of the full rate, then the named decay.
+    """Returns the rate for update i, from 0: (i + 1) / warmup_steps of the full rate, then the named decay.
 
-    The decay reaches 0 one update after the last, so that neither the first update nor the last is wasted.
+    The decay reaches 0 one update after the last, so neither the first update nor the last is wasted.
     """
     warmup = max(config.warmup_steps, 1)
     rest = max(steps - warmup + 1, 1)
@@ -236,7 +236,7 @@ def _optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs
 
 
 def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
-    """Steps downhill by `rate`, an argument of `update`; the state counts updates, like optax's schedules."""
+    """Steps downhill by `rate`, an argument to `update`; the state counts updates, like optax's schedules."""
 
     def update(updates, state, params=None, *, rate: Scalar, **_: Any):
         updates = jax.tree.map(lambda u: jnp.asarray(-rate, u.dtype) * u, updates)
@@ -249,7 +249,7 @@ def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
 
 
 def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> optax.GradientTransformationExtraArgs:
-    """Guards `plain`: a bad step changes neither parameters nor moments nor the count of updates."""
+    """Guards `plain`: a bad step changes neither parameters nor moments nor the update count."""
 
     def update(updates, state: Guarded, params=None, *, loss: Scalar, rate: Scalar, **_: Any):
         norm = optax.tree.norm(updates)
@@ -311,9 +311,9 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
 
 
 def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any]:
-    """Returns the parameters of the reference model, sharded over the current mesh.
+    """Returns the reference model's parameters, sharded over the current mesh.
 
-    The head is a language head, or that of a run with the same head and step layer, or missing. If adapters train on
+    The head is a language head, or from a run with the same head and step layer, or missing. If adapters train on
     the reference itself, the decoder is left out, because the state has it. Without `load` the parameters are random.
     """
     path, model = experiment.reference, experiment.model
@@ -375,7 +375,7 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 
 
 def saved_arrays(state: State, experiment: Experiment) -> dict[str, Any]:
-    """Returns the arrays of a checkpoint by part, without a base that is read again."""
+    """Returns a checkpoint's arrays by part, without a base that is read again."""
     again = experiment.rereads
     frozen = {path: x for path, x in state.frozen.items() if not (again and path.startswith("decoder/"))}
     return {"params": join(state.trained, frozen), "optimizer": state.optimizer}
@@ -403,7 +403,7 @@ def restored(
 
 
 def continued(state: State, arrays: dict[str, Any], step: int) -> State:
-    """Puts a checkpoint's arrays into the parts of `state`; arrays that it lacks stay."""
+    """Puts a checkpoint's arrays into the parts of `state`; arrays not in it stay."""
     saved: dict[str, Any] = flatten_dict(arrays["params"], sep="/")
     trained, frozen = ({path: saved.get(path, x) for path, x in part.items()} for part in (state.trained, state.frozen))
     return State(jnp.int32(step), trained, frozen, arrays["optimizer"])
