@@ -1,4 +1,4 @@
-"""Groups of samples: problems by number, rewards and scores, their token trees, and their figures.
+"""Sample groups: problems by number, rewards and scores, their token trees, and their figures.
 
 Evaluations on held-out problems use the same random numbers every time.
 """
@@ -210,7 +210,7 @@ def _scored(prm: PRM, drawn: Sequence[tuple[Record, Sequence[Rollout]]]) -> list
 
 
 def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[list[float]]]:
-    """Returns the scores of the turns of episodes, by task; shared prefixes within a task are computed once."""
+    """Returns the episodes' turn scores, by task; shared prefixes within a task are computed once."""
     trees = [
         tree_of_trajectories([read_trajectory({"messages": sample.messages()}) for sample in samples if sample.steps])
         for samples in groups
@@ -273,7 +273,7 @@ def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
 def neutral_tree(
     name: str, prompt: Sequence[int], samples: Sequence[Rollout], weight: Sequence[np.ndarray] | None = None
 ) -> TokenTree:
-    """Returns the tree of samples with advantages of 0."""
+    """Returns the sample tree with all advantages 0."""
     return group_tree(name, prompt, samples, [np.zeros(len(sample.ids)) for sample in samples], weight)
 
 

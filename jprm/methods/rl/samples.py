@@ -138,7 +138,7 @@ def check_exact(policy: Any) -> Sampler:
 def sample(
     policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int, costs: Sequence[float] = ()
 ) -> list[list[Rollout]]:
-    """Returns n samples of each problem.
+    """Returns n samples for each problem.
 
     A draw depends only on seed, update, problem and sample number: the same parameters give the same samples, whatever
     was sampled before. Each process samples for a part of the problems, and returns all samples. `costs`, the expected
@@ -331,8 +331,8 @@ def group_tree(
 
     Args:
         name: for error messages.
-        advantage: of every token of every sample, norms folded in (`jprm.methods.rl.credit.token_advantages`).
-        weight: of every token of every sample (`jprm.methods.rl.credit.token_weights`).
+        advantage: for every token in every sample, norms folded in (`jprm.methods.rl.credit.token_advantages`).
+        weight: for every token in every sample (`jprm.methods.rl.credit.token_weights`).
 
     Raises ValueError if the group or a sample has no tokens, array lengths differ, or the log-probabilities of a shared
     token show that samples come from different models.
@@ -375,7 +375,7 @@ def group_tree(
 
 
 def _slots(shared: TokenTree, tree: TokenTree) -> Int[np.ndarray, " K"]:
-    """Returns the slot of every token of every sample, one sample after the other."""
+    """Returns the slot for every token in every sample, one sample after the other."""
     slot_N = np.full(len(tree.tokens_N), -1)
     slot_N[tree.node_M] = np.arange(len(tree.node_M))
     paths = []
@@ -434,7 +434,7 @@ def of_steps(
 
 
 def preference_trees(name: str, pair: Alternatives, tokens: int) -> Iterator[TokenTree]:
-    """Yields trees of at most `tokens` tokens in which every right continuation meets every wrong one once.
+    """Yields trees with at most `tokens` tokens in which every right continuation meets every wrong one once.
 
     The label of a chain is 1 if it is right, else 0. If they do not all fit one tree, the longer side is halved. A pair
     that does not fit is a tree of its own, which the packer refuses.

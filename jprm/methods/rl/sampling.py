@@ -34,7 +34,7 @@ OF_WORLD = verifiers.Verifier(judge=lambda chains: [], check=lambda record, wher
 
 @dataclasses.dataclass(frozen=True)
 class Problems:
-    """The problems of a run, equal in all processes, and the verifier of their answers."""
+    """A run's problems, equal in all processes, and the verifier for their answers."""
 
     config: RLExperiment
     verifier: verifiers.Verifier
@@ -54,7 +54,7 @@ class Problems:
 
 
 class SampleSource:
-    """Draws and judges the samples of a run.
+    """Draws and judges a run's samples.
 
     The caller must set `policy` once there are parameters. `prm` and `second` are None if the experiment has none.
 
@@ -81,7 +81,7 @@ class SampleSource:
     def sample(
         self, records: Sequence[Record], n: int, update: int, costs: Sequence[float] = ()
     ) -> list[list[Rollout]]:
-        """Returns n samples of each problem: chains, or episodes in the environment.
+        """Returns n samples for each problem: chains, or episodes in the environment.
 
         `costs`, each problem's expected tokens per sample, balance the parts of several processes.
         """
@@ -129,7 +129,7 @@ def expected_tokens(problems: Sequence[str], lengths: Mapping[str, float]) -> li
 
 @dataclasses.dataclass
 class Ahead:
-    """Samples of a future update, drawn by the policy after update `by`, or begun by it (`groups`).
+    """Samples for a future update, drawn by the policy after update `by`, or begun by it (`groups`).
 
     With `sampling_hosts` they are already judged: `judged` are groups in the form of `rollout.Group.json`.
     """
@@ -165,7 +165,7 @@ class Samples(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The layout of the policy's chains."""
+        """The policy's chain layout."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Hosts of a job that sample while the others learn: `sampling_hosts` of an experiment.
+"""A job's hosts that sample while the others learn: an experiment's `sampling_hosts`.
 
 Learners are a group of processes with a mesh of their own, and so are the last processes of the job, which sample. The
 learners write orders, which the sampling hosts carry out one after the other:
@@ -49,7 +49,7 @@ DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": 
 
 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the processes of the job that learn, and the sampling ones.
+    """Returns the job's learning processes, and the sampling ones.
 
     Raises ValueError if none is left to learn.
     """
@@ -225,7 +225,7 @@ class _Host:
 
 
 def _send(config: RLExperiment, stored: sampler.Stored, part: Mapping, mesh: Mesh) -> dict:
-    """Sends a part of the parameters; every learner temporarily has a copy of it."""
+    """Sends a part of the parameters; every learner temporarily has a copy."""
     _moved(config, sampler.stored_here(stored, part, mesh), mesh)
     return {}
 

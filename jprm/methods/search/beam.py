@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Beam:
     r"""Step beam search: sample next steps, score them, continue from the best `width`.
 
-    It samples about width * expand times the tokens of one chain. If the budget ends before a chain is finished, the
+    It samples about width * expand times one chain's tokens. If the budget ends before a chain is finished, the
     tree has no result but a reason.
 
     For example:
@@ -50,9 +50,9 @@ class Beam:
 
 @dataclasses.dataclass(frozen=True)
 class DVTS:
-    r"""DVTS (diverse verifier tree search): independent subtrees, each continuing from the best of its own next steps.
+    r"""DVTS (diverse verifier tree search): independent subtrees, each continuing from its own best next step.
 
-    With one subtree it is a beam of width 1. It samples about subtrees * expand times the tokens of one chain. If the
+    With one subtree it is a beam of width 1. It samples about subtrees * expand times one chain's tokens. If the
     budget ends before a chain is finished, the tree has no result but a reason.
 
     For example:
@@ -118,7 +118,7 @@ def _beams(tree: GrowingTree, rule: str, groups: int, width: int, expand: int, m
 
 
 def _ends(draw: Draw) -> list[tuple[int, bool]]:
-    """Returns the (node, finished) candidates of a draw: none if it was cut off or adds nothing."""
+    """Returns the (node, finished) candidates from a draw: none if it was cut off or adds nothing."""
     if draw.sample.finish_reason == "stop" and draw.end != ROOT:
         return [(draw.end, True)]
     return [(draw.end, False)] if draw.sample.finish_reason == "step" and draw.end != draw.start else []

@@ -16,7 +16,7 @@ FIRST = 4
 class BestOfN:
     r"""Best of N: sample n whole chains and return the one with the highest score, or the answer that wins a vote.
 
-    The output is a file of pools, which `jprm eval best-of-n` reads as well.
+    The output is a pool file, which `jprm eval best-of-n` reads as well.
 
     For example:
       jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --n 64 \\
@@ -59,7 +59,7 @@ class BestOfN:
 
 
 def lead(tree: GrowingTree) -> float:
-    """Returns the probability that the leading answer of the finished chains stays ahead of the second."""
+    """Returns the probability that the finished chains' leading answer stays ahead of the second."""
     from jprm.methods.evaluate.votes import answer_classes  # they need array libraries
     from jprm.methods.search.jobs import answers_of, is_candidate
 

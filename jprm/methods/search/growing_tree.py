@@ -1,4 +1,4 @@
-"""The tree of one problem during a search, and the requests of a search method.
+"""A problem's tree during a search, and a search method's requests.
 
 A method is a frozen config with `steps(tree, rule)`, a generator that yields `Ask`s and receives scored `Draw`s. This
 file and the methods import no array library, so that `jprm search METHOD --help` is fast.
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 ROOT = -1
-"""The problem itself, as the parent of first steps."""
+"""The problem itself, as parent for first steps."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for n samples after a node: of one step, or to the end of the chain."""
+    """A request for n samples after a node: one step each, or to the chain's end."""
 
     node: int
     n: int
@@ -54,7 +54,7 @@ Returns the reason why it ended, None for `done`."""
 
 
 Finish = Callable[[str, Sequence[str]], tuple[str | None, bool | None]]
-"""(problem, steps of a whole chain) to its answer and whether it is correct; None if unknown."""
+"""(problem, a whole chain's steps) to its answer and whether it is correct; None if unknown."""
 
 
 class GrowingTree:
@@ -100,7 +100,7 @@ class GrowingTree:
         return Prefix(self.problem.text, self.steps(node))
 
     def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-        """Returns (score, key) of the chains that end at these nodes; see `jprm.score.aggregate.chain_scores`."""
+        """Returns (score, key) for the chains that end at these nodes; see `jprm.score.aggregate.chain_scores`."""
         from jprm.score.aggregate import chain_scores
 
         return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
@@ -132,7 +132,7 @@ class GrowingTree:
         return draw
 
     def affordable(self, until: str) -> float:
-        """Returns the number of samples still within the budget, by the mean length so far (first: one token)."""
+        """Returns how many samples are still within the budget, by the mean length so far (first: one token)."""
         total, count = self._tokens[until]
         if self.budget is None:
             return math.inf
@@ -157,7 +157,7 @@ class GrowingTree:
 
 
 def at_least_one(config: Any, *names: str) -> None:
-    """Raises ValueError if one of these fields is below 1."""
+    """Raises ValueError if any of these fields is below 1."""
     for name in names:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1")
@@ -182,5 +182,5 @@ CHOICES: tuple[str, ...] = get_args(Choice)
 
 
 def find(name: str) -> Any:
-    """Returns the config class of a method, by its name, `module:NAME` or `FILE.py:NAME`."""
+    """Returns a method's config class, by its name, `module:NAME` or `FILE.py:NAME`."""
     return find_part(name, METHODS, "method", type, files=True)

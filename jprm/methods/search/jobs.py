@@ -1,7 +1,7 @@
 """Searches from file to file, for `jprm search`.
 
 Until `OUTPUT` is complete, three files are beside it: `OUTPUT.part` with a line per finished problem, `OUTPUT.samples`
-with all samples of the policy, and `OUTPUT.info.json` with the request. So the same command continues: it repeats no
+with all policy samples, and `OUTPUT.info.json` with the request. So the same command continues: it repeats no
 finished problem and pays for no sample twice.
 """
 
@@ -134,7 +134,7 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 
 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
-    """Returns the class with the largest sum of weights, the first if tied. Class -1 has no vote."""
+    """Returns the class with the largest total weight, the first if tied. Class -1 has no vote."""
     class_N = np.asarray(class_N)
     if not (class_N >= 0).any():
         return None
@@ -155,7 +155,7 @@ class Result:
 
 
 Answers = dict[int, tuple[str | None, bool | None]]
-"""The answer of each chain by its last node, and whether it is correct (None if unknown)."""
+"""Each chain's answer by its last node, and whether it is correct (None if unknown)."""
 
 
 def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
@@ -202,7 +202,7 @@ def _why_none(tree: GrowingTree) -> str:
 
 
 def answers_of(tree: GrowingTree) -> Answers:
-    """Returns the final answers of finished chains, also of chains over the budget."""
+    """Returns the finished chains' final answers, also for chains over the budget."""
     ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
         return {node: tree.finished_by(tree.problem.text, tree.steps(node)) for node in ends}
@@ -212,9 +212,9 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the record of a finished search, a pool or a tree; None if no step was sampled.
+    """Returns a finished search's record, a pool or a tree; None if no step was sampled.
 
-    It has every draw: as a pool sample, or under `draws` of the node where it ends, with the node from which it
+    It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice and the cost.
     """
     if not tree.text:
@@ -307,7 +307,7 @@ def _about(draw: Draw) -> dict[str, Any]:
 
 _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "over_budget_tokens", "reason", "failed",
           "error", "unscored_steps", "empty", "accepted", "threshold", "confidence", "error_rate", "seed"}  # fmt: skip
-"""Keys of `search` that are results or may differ. The others describe the way of searching."""
+"""Keys of `search` that are results or may differ. The others describe how it searched."""
 
 
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:

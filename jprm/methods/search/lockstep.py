@@ -1,7 +1,7 @@
 """Searches many problems at once: all methods ask, the policy samples, the scorer scores, and the methods continue.
 
-A method is a generator over one problem's tree, written as if its problem were alone. A round of all problems is one
-policy call per requested number of samples (one if all are equal) and one scorer call per step of depth in the samples
+A method is a generator over one problem's tree, written as if its problem were alone. A round over all problems is one
+policy call per requested sample count (one if all are equal) and one scorer call per step depth in the samples
 (one if a sample is a step).
 """
 
@@ -28,7 +28,7 @@ from jprm.tree import Node, ReasoningTree, path_to
 
 
 class Method(Protocol):
-    """A frozen config with the running method, e.g. `jprm.methods.search.beam.Beam`. `kind` is the kind of record to
+    """A frozen config with the running method, e.g. `jprm.methods.search.beam.Beam`. `kind` is the record kind to
     write."""
 
     kind: ClassVar[Literal["pool", "tree"]]
@@ -44,10 +44,10 @@ class SearchConfig:
       method: a config, e.g. `BestOfN(16)` or `Beam(4, 4)`.
       rule: one of `jprm.score.scale.RULES`, from step scores to a chain score.
       choose: `best` returns the finished chain with the highest score; `majority` the most frequent answer, `weighted`
-          the answer with the largest sum of scores, each with its best chain.
+          the answer with the largest score sum, each with its best chain.
       budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length so
           far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
-      seed: number of the first sample of a prefix.
+      seed: number of a prefix's first sample.
       at_once: problems to advance together.
     """
 
@@ -83,12 +83,12 @@ class _Running:
 def search(
     problems: Iterable[Problem], policy: Policy, scorer: LiveScorer, config: SearchConfig
 ) -> Iterator[tuple[int, GrowingTree]]:
-    """Yields (index, finished search) of every problem, in order of completion.
+    """Yields (index, finished search) for every problem, in order of completion.
 
     A failed sample is counted in its tree, and the search continues.
 
-    Raises PolicyError if every sample of a round failed, so that the policy seems down. But if it has answered before,
-    and at most half (or one) of the problems that started together are left, the failures count as theirs: a prefix may
+    Raises PolicyError if every sample in a round failed, so the policy seems down. But if it has answered before,
+    and at most half the problems that started together (or one) are left, the failures count as theirs: a prefix may
     have grown too long.
     """
     numbered = enumerate(problems)
@@ -117,7 +117,7 @@ def search(
 
 
 def _advance(running: list[_Running], resume: Callable[[_Running], list[Ask]]) -> list[_Running]:
-    """Collects the next requests of every method. Returns the finished searches, with `tree.ended` set."""
+    """Collects every method's next requests. Returns the finished searches, with `tree.ended` set."""
     for run in running:
         try:
             run.asks = resume(run)
@@ -327,7 +327,7 @@ class LiveJudge(Rescorer):
 
     `tokens` counts generated tokens. `take` returns a step's critiques.
 
-    Raises PolicyError if every critique of the new steps failed.
+    Raises PolicyError if all critiques of the new steps failed.
     """
 
     def __init__(self, judge: Judge):

@@ -1,4 +1,4 @@
-"""Monte Carlo tree search over steps, with a process reward model as the value of a leaf.
+"""Monte Carlo tree search over steps, with a process reward model's score as a leaf's value.
 
 As in AlphaZero (Silver et al., Science 362, 2018), a simulation descends by PUCT to a leaf, expands it, and adds the
 leaf's value along the path. An action is a step that the policy sampled; its prior is its fraction of the node's
@@ -18,7 +18,7 @@ from jprm.methods.search.growing_tree import ROOT, Ask, Draw, GrowingTree, Steps
 
 @dataclasses.dataclass(frozen=True)
 class MCTS:
-    r"""Monte Carlo tree search: PUCT decides where to continue, the model's score is the value of a leaf.
+    r"""Monte Carlo tree search: PUCT decides where to continue, the model's score is a leaf's value.
 
     For example:
       jprm search mcts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
@@ -28,10 +28,10 @@ class MCTS:
       simulations: Walks from the problem to a leaf, at most. The search ends earlier once everything within reach has
           been visited.
       expand: Next steps sampled after every visited leaf.
-      c_puct: Weight of exploration in PUCT; AlphaZero's is 1.25. Values must be in [0, 1].
+      c_puct: Exploration weight in PUCT; AlphaZero's is 1.25. Values must be in [0, 1].
       rollouts: Completions per visited leaf; their mean chain score is then its value, and one that is cut off counts
           as 0. With 0 the value is the score of the leaf's own prefix. Completions are candidates for the result.
-      max_steps: Steps of a chain, at most.
+      max_steps: Steps per chain, at most.
     """
 
     kind: ClassVar[str] = "tree"
@@ -79,7 +79,7 @@ def puct(value_A: Sequence[float], visits_A: Sequence[int], prior_A: Sequence[fl
 
 
 class _State:
-    """Visits, values and priors of the nodes."""
+    """The nodes' visits, values and priors."""
 
     def __init__(self):
         self.visits: collections.Counter[int] = collections.Counter()
@@ -91,7 +91,7 @@ class _State:
         self.closed: set[int] = set()  # nodes with nothing left to visit below them
 
     def grow(self, tree: GrowingTree, rule: str, node: int, drawn: list[Draw]) -> None:
-        """Makes children of the draws that have a score and were not cut off."""
+        """Makes children from the draws that have a score and were not cut off."""
         drawn = [draw for draw in drawn if draw.end != node and draw.sample.finish_reason != "length"]
         value_D, _ = tree.chain_scores([draw.end for draw in drawn], rule)
         share = collections.Counter()

@@ -20,9 +20,9 @@ from jprm.methods.search.growing_tree import ROOT, Ask, GrowingTree, Steps, at_l
 
 @dataclasses.dataclass(frozen=True)
 class Particles:
-    r"""Particle filter: every particle takes a step, and all are resampled by the odds of their scores.
+    r"""Particle filter: every particle takes a step, and all are resampled by their scores' odds.
 
-    It samples about `particles` times the tokens of one chain. Particles at one prefix share its computation.
+    It samples about `particles` times one chain's tokens. Particles at one prefix share its computation.
 
     For example:
       jprm search particles --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\

@@ -39,14 +39,14 @@ Path = str | os.PathLike
 def sample_file(
     policy: Policy, input: Path, output: Path, n: int, *, seed: int = 0, at_once: int = 32, on_error: str = "stop"
 ) -> dict[str, int]:
-    """Writes a pool of n samples for every problem of a file; returns counts, including earlier calls.
+    """Writes a pool with n samples for every problem in a file; returns counts, including earlier calls.
 
     Sample j has number `seed + j`. `at_once` problems are sampled together.
 
     Raises:
       RecordError: a bad line, for on_error='stop'. With 'skip' it goes to `OUTPUT.rejects`.
       ValueError: `output`, or its part, belongs to another request; no file is touched.
-      PolicyError: all samples of a block failed; the same call continues once the policy answers.
+      PolicyError: all samples in a block failed; the same call continues once the policy answers.
     """
     if n < 1 or at_once < 1:
         raise ValueError(f"n is {n} and at_once {at_once}: both must be 1 or more")
@@ -108,7 +108,7 @@ def _sample_block(
 
 
 class _Kept:
-    """The part of an output: a line per pool, in order of completion."""
+    """An output's part: a line per pool, in order of completion."""
 
     def __init__(self, part: Growing):
         cut(part, 1)  # a kill may leave half a line
@@ -137,7 +137,7 @@ class _Kept:
 
 
 def _most_tokens(policy: Policy) -> int:
-    """Returns the most tokens of a sample, or 0 if unknown."""
+    """Returns the most tokens per sample, or 0 if unknown."""
     settings = getattr(policy, "options", None) or getattr(policy, "config", None)
     return getattr(settings, "max_tokens", 0) or 0
 
@@ -179,7 +179,7 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def shares(counts: Mapping[str, Any]) -> str:
-    """Returns the correct and the cut off fractions of the samples, in words."""
+    """Returns the samples' correct and cut off fractions, in words."""
     samples = max(1, counts["samples"])
     parts = [] if counts.get("unjudged") else [f"{counts['correct'] / samples:.1%} correct"]
     return ", ".join([*parts, f"{counts['cut'] / samples:.1%} cut off"])
@@ -192,7 +192,7 @@ def _by_token(policy: Policy) -> dict[str, Any]:
 
 
 class _Seen:
-    """The text of the progress bar: tokens per second in this call, and shares of its samples."""
+    """The progress bar's text: tokens per second in this call, and its sample shares."""
 
     def __init__(self, bar: Bar, most: int):
         self.bar, self.most, self.counts, self.begun = bar, most, collections.Counter(), time.monotonic()

@@ -59,7 +59,7 @@ def weakest(score_P: Sequence[float]) -> int:
 def _own_scores(tree: GrowingTree, path: Sequence[int]) -> list[float]:
     """Returns per-step scores; for a value model, the difference from the previous step.
 
-    The value of the problem is the mean over the first steps sampled so far, an estimate of its expectation.
+    The problem's value is the mean over the first steps sampled so far, an estimate of its expectation.
     """
     score_P = [tree.score[node] for node in path]
     if tree.semantics not in OF_CHAINS:
