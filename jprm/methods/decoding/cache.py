@@ -462,7 +462,7 @@ class PrefixCache:
         self._now = 0  # counts calls: when a slot was used
 
     def outputs_of(self, tree: ReasoningTree, caller: str) -> tuple[dict[str, Float[np.ndarray, " N"]], int]:
-        """Returns a tree's named outputs, like `PRM.outputs_of`, and how many tokens it found in the cache.
+        """Returns a tree's named outputs, like `PRM.outputs_of`, and how many of its tokens were in the cache.
 
         Raises ValueError if the tree has more tokens than the cache has slots; else like `PRM.outputs_of`.
         """

@@ -91,7 +91,7 @@ def mapped(
 ) -> Cache:  # fmt: skip
     """Maps `tokens` over the cache's keys and values, and `states` over its recurrent states.
 
-    Both also take the arrays from `others`. `states` takes the row axis first, and needs the
+    Both also take the corresponding arrays of `others`. `states` takes the index of the row axis first, and needs the
     `config`; without it states stay unchanged.
     """
 
@@ -644,7 +644,7 @@ def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"
 
 
 def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
-    """Samples by inversion: returns the first weighted index at which the running sum passes uniform x total.
+    """Samples by inversion: returns the first index with weight at which the running sum passes uniform x total.
 
     If rounding leaves none, returns the heaviest. An index without weight is never returned.
     """

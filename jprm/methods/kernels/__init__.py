@@ -29,7 +29,7 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
     If tokens are split, `call` takes whole rows' keys, and each device returns its term in their gradients.
 
     Args:
-      call: (blocks, heads) to an array tuple.
+      call: (blocks, heads) to a tuple of arrays.
       heads, results: the arrays by kind, and each result's kind.
       kinds: each kind's logical axes: `queries`, `keys` and `rows`.
       split: whether rows' tokens are split.
@@ -69,7 +69,7 @@ def saved(*arrays):
 
 
 def numbers_of(blocks, T: int):
-    """Returns the layer's window (0: none), and this device's first query's index in the row."""
+    """Returns the layer's window (0: none), and the row index of this device's first query."""
     first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
     return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
 

@@ -1,7 +1,7 @@
 """Interval attention on a TPU: flash attention (Dao et al. 2022) over block pairs with a visible pair.
 
 There are three kernels: forward, with an online softmax that stores every query's log-sum-exp; dq; dk and dv. Each
-walks a block pair table (`find_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
+walks a table of block pairs (`find_blocks`), prefetched to scalar memory, in a grid as long as the table: hidden pairs
 are neither fetched nor computed. A step handles a key-value head's G query heads together, so it reads keys and
 values once and makes the mask once.
 
@@ -403,7 +403,7 @@ def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
 
 
 def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
-    """Returns the VMEM bytes for the largest among the three kernels.
+    """Returns the VMEM bytes for the largest of the three kernels.
 
     Fetched and written blocks count twice, since the next one is transferred while one is computed. Sums are float32;
     the running maximum and total take 128 lanes per query. Heads narrower than 128 are padded.

@@ -202,7 +202,7 @@ def _why_none(tree: GrowingTree) -> str:
 
 
 def answers_of(tree: GrowingTree) -> Answers:
-    """Returns the finished chains' final answers, also for chains over the budget."""
+    """Returns the final answers of finished chains, including chains over the budget."""
     ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
         return {node: tree.finished_by(tree.problem.text, tree.steps(node)) for node in ends}

@@ -192,7 +192,7 @@ def _by_token(policy: Policy) -> dict[str, Any]:
 
 
 class _Seen:
-    """The progress bar's text: tokens per second in this call, and its sample shares."""
+    """The progress bar's text: tokens per second in this call, and shares of its samples."""
 
     def __init__(self, bar: Bar, most: int):
         self.bar, self.most, self.counts, self.begun = bar, most, collections.Counter(), time.monotonic()
