@@ -69,7 +69,10 @@ class ScoredSample:
         return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
-        """Returns each step's token: the last one that covers its last character."""
+        """Returns the index of each step's last token; None if the client sent no tokens.
+
+        Raises Refusal if no token covers a step's last character.
+        """
         if self.tokens is None:
             return None
         if self.turns is not None:

@@ -293,9 +293,12 @@ def fields_of(kind: type[RequestFields]) -> dict[str, tuple[tuple[Any, ...], Map
 
 
 def read_request(kind: type[A], sent: Mapping[str, Any], within: str = "") -> A:
-    """Parses a request, or its field `within`. List items are not checked; the route counts them first.
+    """Returns `sent` as a `kind`, checked against its annotations. A null field counts as absent.
 
-    Raises Refusal (400), with the field, if one is missing, unknown, out of bounds or has another type.
+    List items are not checked; the route counts them first. Unknown fields are ignored, unless `kind` is closed. If
+    `sent` is one field's object of a larger request, `within` is that field's name for errors, e.g. `search`.
+
+    Raises Refusal (400), naming the field, if one is missing, out of bounds or has another type.
     """
     fields, kinds = fields_of(kind), {}
     present = {name: value for name, value in sent.items() if value is not None and (kind.closed or name in fields)}

@@ -164,7 +164,10 @@ _UNSOLVED = re.compile(
 
 
 def _results(text: str) -> Iterator[tuple[int, str]]:
-    """Yields (position of an equals sign, value after it), last first."""
+    """Yields (position of the sign, formula after it) for equals and implication signs, last first.
+
+    Skips a sign if another follows within its formula, or if its left side has an unknown, e.g. `x + y = 5`.
+    """
     for sign in reversed([*_EQUALS.finditer(text)][-_EQUATIONS:]):
         formula = formula_at(text, sign.end())
         before = re.split(r"[=≈\n$(\[,:]|\\approx", text[max(0, sign.start() - 80) : sign.start()])[-1]

@@ -179,7 +179,11 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(part: tuple[str, str], parts: Iterator[tuple[str, str]], depth: int) -> Any:
-    """Parses the value that begins with `part`."""
+    """Parses one value: `part`, and as many of the next `parts` as it needs.
+
+    A part is (kind, text), e.g. ("word", "3.5") or ("mark", "["). A call gives its first argument, e.g. numpy's
+    `array([1, 2], dtype=object)` gives [1, 2]. Raises ValueError if no value begins there.
+    """
     kind, text = part
     if depth > _DEEPEST:
         raise ValueError("too deep")

@@ -253,7 +253,10 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
 
 
 def _written(step: dict, where: str, field: str) -> list[tuple[dict, bool]]:
-    """Returns the labeler's own step as a list of at most one; some copies store it as plain text."""
+    """Returns [(the step that the labeler wrote, True)], or [] if there is none; True marks it as human.
+
+    Some copies of PRM800K store it as plain text.
+    """
     written = step.get("human_completion")
     if written is None:
         return []

@@ -401,9 +401,15 @@ def next_token(
     params, config: ModelConfig, temperature, top_p, s: DecodingState, past, first_B, key_B, table_VP, stop_V, at_step,
     limit, entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
-    """Adds one token to each sample; `limit` is the most tokens per sample.
+    """Samples one more token for all samples; ended ones keep their tokens and their state.
 
-    entropies: how many most probable tokens the entropy includes, if the samples have room for it; 0 for none.
+    Args:
+      s: if it has an array for entropies, they are written too.
+      table_VP: `progress_table`, which finds the ends of steps.
+      stop_V: whether a token is a stop token.
+      at_step: if true, a sample also ends at the end of a step.
+      limit: most tokens per sample.
+      entropies: most probable tokens over which entropies are computed, e.g. 20; 0 if none are wanted.
     """
     at = s.count % s.written_BN.shape[1]
     position_B1 = (first_B + s.length_B)[:, None]
@@ -481,7 +487,7 @@ def padded(x: Array, axis: int, size: int) -> Array:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def refilled(past: Past, new: Past, new_R) -> Past:
-    """Replaces the prompts in the rows `new_R`."""
+    """Returns the past with `new`'s prompt in each row for which the mask `new_R` is true."""
 
     def either(a: Array, b: Array) -> Array:
         return jnp.where(reshape(new_R, (len(new_R), *[1] * (a.ndim - 1)), "batch"), b, a)

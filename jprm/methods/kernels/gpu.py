@@ -399,9 +399,13 @@ def find_blocks(
     until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1,
     windows: tuple[int, ...] = (),
 ) -> BlockTable:  # fmt: skip
-    """Returns the tables; `tile` must divide the tokens in each of the `parts` query parts.
+    """Returns the table of visible block pairs in each row, for all layers.
 
-    windows: the model's window sizes, without 0.
+    Args:
+      until_BS: a token is visible to queries before this index.
+      sizes: blocks of the forward and backward kernels; `sizes.tile` must divide S / parts.
+      parts: devices that split each row's queries.
+      windows: the model's window sizes, without 0; if given, layers with a window get tables of their own.
     """
     pairs = functools.partial(_pairs, until_BS, position_BS)
     local = None if not windows else _tables(functools.partial(pairs, windows=windows), sizes, parts)

@@ -485,7 +485,7 @@ def _affords(search: Search, config: OmegaConfig) -> bool:
 def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps[ValuedPrefix | None]:
     """Returns a prefix's state, sampling k rollouts if it is new; None if they fail or exceed the budget.
 
-    If some rollouts are correct, the incorrect ones become candidates.
+    If some rollouts are correct and some are not, the incorrect ones become candidates, unless they were cut off.
     """
     if steps in search.states:
         return search.states[steps]

@@ -40,7 +40,7 @@ def known(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def problem_of(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
-    """Returns `problem`, else the first user message, else the first message with text."""
+    """Returns `problem`, else the first user message, else the first message with text, else "(no text)"."""
     if isinstance(text := extra.get("problem"), str) and text.strip():
         return text
     texts = [(content_of(message), message["role"]) for message in messages]

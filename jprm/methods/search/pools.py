@@ -186,7 +186,7 @@ def shares(counts: Mapping[str, Any]) -> str:
 
 
 def _by_token(policy: Policy) -> dict[str, Any]:
-    """Returns the policy's settings for numbers per token, which its name does not include."""
+    """Returns the policy's `logprobs` and `entropies` settings, which its name does not include."""
     settings = getattr(policy, "options", None) or getattr(policy, "config", None)
     return {name: getattr(settings, name) for name in ("logprobs", "entropies") if hasattr(settings, name)}
 

@@ -209,7 +209,11 @@ def _without_tail(text: str, prelude: str) -> str | None:
 
 
 def _is_program(text: str, prelude: str) -> bool:
-    """Whether a text is Python that does more than name or state something (a single word is valid Python too)."""
+    """Whether `prelude + text` is valid Python in which the text does something.
+
+    Prose can be valid Python too: a text is no program if one of its statements is a lone name, e.g. `Explanation`, or
+    all are expressions without an outer call, e.g. `2 + 3`. An indented text continues the prelude's last function.
+    """
     tree = _parsed(prelude + text) if text.strip() else None
     if tree is None:
         return False

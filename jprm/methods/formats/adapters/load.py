@@ -220,7 +220,7 @@ def check_one_tokenizer(tokenizer: Tokenizer, other: Tokenizer, size: int, path:
 
 
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:
-    """Fills in problem, closing and control tokens from the folder's chat template.
+    """Fills in problem, system, closing and control tokens from the folder's chat template.
 
     White space around steps is kept if the template keeps it.
     """
