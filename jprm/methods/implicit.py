@@ -96,7 +96,10 @@ def log_probs_of(
     x_BTD: Float[Array, "B T D"], params: dict, config: ModelConfig, rows: Rows,
     some_BT: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:  # fmt: skip
-    """Like `log_probs`, from every token's hidden state after the final norm."""
+    """Returns log p(token | earlier tokens on its path) from all tokens' hidden states after the final norm.
+
+    A tree's first token gives 0, and so do the tokens unmarked in `some_BT`, if given.
+    """
     B, T = rows.tokens.shape
     parent_BT = parents(rows.position)
     some_BT = parent_BT >= 0 if some_BT is None else some_BT & (parent_BT >= 0)

@@ -257,7 +257,8 @@ def command(
     """Makes a command that calls `run(options, chosen, how)`; `chosen` is an instance of `config`.
 
     The command has the docstring of `config`. Its options are the fields of `options`, `config` and finally `how`, the
-    division of work over machines. `types` overrides the types of config fields, e.g. `k=Rollouts` names it `--n`.
+    division of work over machines, with `undivided` as its default. `types` overrides the types of config fields, e.g.
+    `k=Rollouts` names it `--n`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     fields = [(name, type_, defaults[name]) for name, type_ in types.items()]

@@ -555,7 +555,13 @@ def _apart(
     places: Sequence[np.ndarray],
     merged: Sequence[Outputs],
 ) -> list[Outputs]:
-    """Splits merged outputs into the outputs of each tree, (N,) float32."""
+    """Splits the outputs of merged trees into the outputs of each tree, (N,) float32.
+
+    Args:
+      members: for each merged tree, the indices of its members in `trees`.
+      places: for each merged tree, the merged node of every member's nodes, concatenated (from `one_tree`).
+      merged: the outputs of each merged tree.
+    """
     outputs_of: list[Outputs] = [{} for _ in trees]
     for in_tree, node_N, outputs in zip(members, places, merged, strict=True):
         at = 0

@@ -18,7 +18,11 @@ _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e
 
 
 def is_money(inside: str) -> bool:
-    """Returns whether the text between two dollar signs is prose, so the signs mean money, e.g. "$5 and $7"."""
+    """Returns whether two dollar signs mean money, not a formula, given the text between them.
+
+    It then begins with a digit, and ends with white space or has a word outside LaTeX commands, e.g. "5 and " in
+    "$5 and $7".
+    """
     if not inside[:1].isdigit():
         return False
     bare = re.sub(r"\\(?:text\w*|mbox|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+", "", inside)

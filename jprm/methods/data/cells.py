@@ -291,7 +291,10 @@ def label_of(value: Any, semantics: str, where: str, field: str) -> float | None
 
 
 def verdict_of(value: Any, where: str, field: str) -> bool | None:
-    """Whether an answer is correct; None if absent. Raises RecordError unless the label is 0 or 1."""
+    """Reads whether an answer is correct, as `label_of` reads labels, e.g. true, 0, "-" or "correct".
+
+    None and words for null, e.g. "nan", give None. Raises RecordError for any other value, e.g. 0.5.
+    """
     label = label_of(value, "correctness", where, field)
     if label not in (None, 0, 1):
         raise RecordError(where, field, f"is {_shown(value)}", "Write true or false, 1 or 0, or a word for them.")

@@ -412,7 +412,10 @@ def _curves(
 
 
 def _reading_pool(trivial: Mapping[str, Sequence[baselines.Chosen]]) -> list[str]:
-    """Returns the trivial choosers that depend on the whole pool. All votes do: they doubt chains below its mean."""
+    """Returns the trivial curves whose keys or weights depend on the whole pool.
+
+    All votes do, since a chain below the pool's mean has less weight (`baselines.doubted`).
+    """
     names = [name for name, chosen in trivial.items() if any(pool.of_pool for pool in chosen)]
     return names + [f"{name}.vote" for name in trivial]
 

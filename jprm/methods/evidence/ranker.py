@@ -247,7 +247,7 @@ def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:
 
 
 def joined(parts: Sequence[Chains]) -> Chains:
-    """Concatenates chains; each part becomes one policy."""
+    """Concatenates chains; each part becomes one policy, with problem numbers of its own."""
     offsets = np.cumsum([0, *(int(part.problem_M.max()) + 1 for part in parts)])
     numbered = [
         part._replace(problem_M=part.problem_M + start, policy_M=np.full_like(part.policy_M, i))

@@ -144,7 +144,10 @@ class PolicyGradient:
         return near_BS, jnp.minimum(_exp(self._of_samples(near_BS - old_BS, rows)), self.truncate)
 
     def _of_samples(self, x_BS: Array, rows: Rows) -> Array:
-        """Returns token log ratios, or their means over the samples up to each slot."""
+        """Returns the token log ratios `x_BS` themselves if `ratio` is "token".
+
+        Otherwise each slot gets their mean over the sampled tokens of its path, from the prompt's end to itself.
+        """
         if self.ratio == "token":
             return x_BS
         tokens_BS = at_tokens(rows.position, rows.step_end) + 2 - rows.problem  # read at the token before

@@ -46,7 +46,7 @@ def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
 
 @functools.lru_cache(maxsize=1 << 18)
 def label_of(step: str) -> int | None:
-    """Returns the label of a step; cached."""
+    """Returns `check_arithmetic`'s label: 1 correct, 0 incorrect, None if undecided. Cached."""
     return check_arithmetic(step).label
 
 
