@@ -96,7 +96,7 @@ def log_probs_of(
     x_BTD: Float[Array, "B T D"], params: dict, config: ModelConfig, rows: Rows,
     some_BT: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:  # fmt: skip
-    """Returns log p(token | earlier tokens on its path) from all tokens' hidden states after the final norm.
+    """Computes `log_probs` from all tokens' hidden states after the final norm.
 
     A tree's first token gives 0, and so do the tokens unmarked in `some_BT`, if given.
     """

@@ -216,7 +216,10 @@ class Tasks:
         return {"tasks": len(trees), "done": len(done), "right": right, "passed": passed}
 
     def _place(self, annotator: str, opened: list[Task], now: float) -> tuple[str, int, bool] | None:
-        """Returns (pool, index, is a repetition) of the next task; None if screening is not passed or none is left."""
+        """Returns (pool, index, is a repetition) of the next task.
+
+        Returns None if screening is not passed, or no task is left.
+        """
         screened = sum(task.pool == "screening" for task in opened)
         if screened < len(self.study.trees["screening"]):
             return "screening", screened, False

@@ -18,9 +18,9 @@ _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e
 
 
 def is_money(inside: str) -> bool:
-    """Returns whether two dollar signs mean money, not a formula, given the text between them.
+    """Returns whether two dollar signs mean money, given the text between them.
 
-    It then begins with a digit, and ends with white space or has a word outside LaTeX commands, e.g. "5 and " in
+    If so, it begins with a digit, and ends with white space or has a word outside LaTeX commands, e.g. "5 and " in
     "$5 and $7".
     """
     if not inside[:1].isdigit():

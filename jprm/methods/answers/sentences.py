@@ -164,7 +164,7 @@ _UNSOLVED = re.compile(
 
 
 def _results(text: str) -> Iterator[tuple[int, str]]:
-    """Yields (position of the sign, formula after it) for equals and implication signs, last first.
+    """Yields (position, formula after it) of equals and implication signs, last first.
 
     Skips a sign if another follows within its formula, or if its left side has an unknown, e.g. `x + y = 5`.
     """

@@ -291,9 +291,10 @@ def label_of(value: Any, semantics: str, where: str, field: str) -> float | None
 
 
 def verdict_of(value: Any, where: str, field: str) -> bool | None:
-    """Reads whether an answer is correct, as `label_of` reads labels, e.g. true, 0, "-" or "correct".
+    """Reads whether an answer is correct, e.g. from true, 0 or "correct".
 
-    None and words for null, e.g. "nan", give None. Raises RecordError for any other value, e.g. 0.5.
+    Understands the words of `label_of`. None and words for null, e.g. "nan", give None. Raises RecordError for any
+    other value, e.g. 0.5.
     """
     label = label_of(value, "correctness", where, field)
     if label not in (None, 0, 1):

@@ -401,7 +401,7 @@ def next_token(
     params, config: ModelConfig, temperature, top_p, s: DecodingState, past, first_B, key_B, table_VP, stop_V, at_step,
     limit, entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
-    """Samples one more token for all samples; ended ones keep their tokens and their state.
+    """Samples one more token per sample; ended samples gain none.
 
     Args:
       s: if it has an array for entropies, they are written too.
@@ -487,7 +487,7 @@ def padded(x: Array, axis: int, size: int) -> Array:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def refilled(past: Past, new: Past, new_R) -> Past:
-    """Returns the past with `new`'s prompt in each row for which the mask `new_R` is true."""
+    """Takes the prompts of `new` in the rows marked by the mask `new_R`."""
 
     def either(a: Array, b: Array) -> Array:
         return jnp.where(reshape(new_R, (len(new_R), *[1] * (a.ndim - 1)), "batch"), b, a)

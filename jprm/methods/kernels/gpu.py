@@ -399,7 +399,7 @@ def find_blocks(
     until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Launches, parts: int = 1,
     windows: tuple[int, ...] = (),
 ) -> BlockTable:  # fmt: skip
-    """Returns the table of visible block pairs in each row, for all layers.
+    """Returns each row's visible block pairs, for all layers.
 
     Args:
       until_BS: a token is visible to queries before this index.
