@@ -287,7 +287,7 @@ def _parts(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: Mapping[str, Any]) -> float:
-    """Returns the largest factor by which a tokenizer.json part lengthens a text."""
+    """Estimates the largest factor by which a tokenizer.json part alone, without inner parts, lengthens a text."""
     kind, longer = part.get("type"), len(str(part.get("content", part.get("prepend", ""))).encode())
     if kind == "Replace":
         pattern = part.get("pattern")

@@ -51,7 +51,7 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def slots(config: ModelConfig) -> Iterator[Slot]:
-    """Yields (role, layer) for every tensor of the decoder, grouped by role."""
+    """Yields (role, layer) for every decoder tensor, grouped by role; `layer` is None for embedding and final norm."""
     yield from (("embed", None), ("final_norm", None))
     for role, (_, _, at) in layers.stacks(config, 0, config.layers).items():
         for layer in at:

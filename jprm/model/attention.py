@@ -75,7 +75,7 @@ def find(name: str) -> Implementation:
 
 
 def check_softmax(name: str, what: str) -> None:
-    """Raises ValueError if `what` computes a softmax and the implementation does not declare the same."""
+    """Raises ValueError if a user's implementation `name` lacks `softmax`, which `what` needs, e.g. "transformers"."""
     if name not in ATTENTION and not find(name).softmax:
         raise ValueError(
             f"model.attention={name!r} does not declare the softmax that {what} computes. If it computes it,"

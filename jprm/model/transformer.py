@@ -480,7 +480,7 @@ def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
 
 
 def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation], config: ModelConfig) -> Rotation:
-    """Returns a layer's rotation: with or without a window, or the identity."""
+    """Returns `rotations[1]` if a window has a theta of its own, else `rotations[0]`; the identity without rotary."""
     cos_BTH, sin_BTH = rotations[0]
     if config.rope_theta_local:
         local = settings["window"] < UNBOUNDED

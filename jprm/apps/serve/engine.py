@@ -110,7 +110,10 @@ class Programs:
 
     @property
     def row(self) -> int | None:
-        """The longest compiled length with all shorter ones compiled too; None if `lengths` is empty."""
+        """The longest length up to which all are compiled.
+
+        If the first one is not compiled yet, returns it nevertheless; None if there are no `lengths`.
+        """
         row = self.lengths[0] if self.lengths else None
         for tokens in self.lengths:
             if tokens not in self.seconds:

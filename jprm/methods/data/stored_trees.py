@@ -305,8 +305,9 @@ class ShardOrder:
 
 
 def fetched(remote: Remote, name: str, cache: pathlib.Path, most: float) -> pathlib.Path:
-    """Returns the cached copy of a remote object, downloading it if needed; evicts the least recently used copies.
+    """Returns the cached copy of a remote object, downloading it if needed.
 
+    A download evicts the least recently used copies, so that the cache has at most `most` bytes.
     A process can go on reading an evicted copy that it has open. If several threads ask for the same copy, one
     downloads it and the others wait.
     """

@@ -127,7 +127,7 @@ def check_push(repository: str, dry_run: bool) -> None:
 
 
 def push(place: Place, repository: str) -> str:
-    """Uploads the files of an exported folder, including its card; returns the address of the commit.
+    """Uploads the files of an exported folder, including its card; returns `hf://OWNER/NAME@COMMIT`.
 
     A missing repository is created as private. Files that it already has are not sent again.
 

@@ -212,8 +212,8 @@ def load_decoder(
 ) -> dict:  # fmt: skip
     """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
-    `file` provides the tensors if they are already open, or changed by a LoRA. All names and shapes are checked before
-    any tensor is read.
+    `file` provides the tensors if they are already open, or changed by a LoRA. Parameters missing in the files must
+    match the pattern `new`, and are left out. All names and shapes are checked before any tensor is read.
     """
     if file is None:
         check_sums(folder)

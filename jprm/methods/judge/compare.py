@@ -113,7 +113,7 @@ class Comparison(ByCritiques):
         return results
 
     def questions(self, tree: ReasoningTree) -> int:
-        """Returns the maximum question count for a tree; samples with equal text share theirs."""
+        """Returns the question count for a tree as if no samples had equal text; equal ones share theirs."""
         count = len(chains_of(tree))
         if self.compares == "listwise":
             return int(count > 1)

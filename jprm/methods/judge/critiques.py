@@ -389,9 +389,12 @@ def _rating(prompt: JudgePrompt, critique: Critique) -> Reading:
 
 
 def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | None:
-    """Returns the expected number at position `at`, over the alternatives of its token.
+    """Returns the mean of the numbers 1 to `scale`, weighted by their probabilities at one token of a critique.
 
-    A token counts if its digit ends the number: `5}` does, `50` does not. None if the policy reports no alternatives.
+    The token is the one at character `at` of the critique's text, where the policy wrote the number `word`. An
+    alternative counts if its digit ends the number: `5}` does, `50` does not.
+
+    Returns None if no token is there, or the policy reports no alternatives.
     """
     index, lead = _token_at(at, critique.text, critique.token_logprobs, critique.start)
     if not index < len(critique.alternatives):

@@ -189,7 +189,10 @@ def check_answer(
 
 
 def _check_prompt(record: Mapping[str, Any], where: str) -> None:
-    """Raises RecordError if prompt text stands outside the messages: a chat template must write it."""
+    """Raises RecordError if the record has `system`, `instructions`, `documents` or `functions` beside its messages.
+
+    A model would not read them: a chat template writes only messages and tools.
+    """
     for key in ("system", "instructions", "documents", "functions"):
         if record.get(key):
             remedy = "Write it as the first message, of the role system; functions go into `tools`."

@@ -159,9 +159,11 @@ Answers = dict[int, tuple[str | None, bool | None]]
 
 
 def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
-    """Returns the result among the finished draws within the budget.
+    """Chooses among the chains that finished within the token budget.
 
-    Votes count equivalent answers as one, as evaluations do (`jprm.methods.evaluate.votes.answer_classes`).
+    `how` is "best" (the highest score by `rule`), "majority", or "weighted", a vote weighted by score. A vote returns
+    the winning answer's best chain. Votes count equivalent answers as one, as evaluations do
+    (`jprm.methods.evaluate.votes.answer_classes`). If there is no such chain, the result has the reason.
     """
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:
