@@ -66,8 +66,7 @@ def table_of(folders: Sequence[str | os.PathLike], over: Sequence[str] = ("seed"
       over: experiment fields in which the runs of a group may differ.
 
     Raises:
-      FileNotFoundError, ValueError: a folder is neither, runs are of different suites, a field is unknown, or two runs
-      have the same seed.
+      FileNotFoundError, ValueError: a folder is neither, suites differ, a field is unknown, or two runs share a seed.
     """
     groups = _groups(_runs(folders), over)
     figures = dict.fromkeys(name for group in groups for run in group.runs for name in run.figures)
