@@ -156,7 +156,7 @@ def literal(text: str) -> list | dict | None:
     (['2 + 3 = 5.', 'So 5.'], [['a'], None])
     """
     text = text.strip()
-    if text[:1] + text[-1:] not in ("[]", "{}"):
+    if text[:1] + text[-1:] not in ("[]", "{}") or text.startswith("[" * 100):  # Pythons differ in how deep they read
         return None
     with contextlib.suppress(RecordError):
         return jsonl.parse(text.encode(), "")
