@@ -131,7 +131,7 @@ def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
 
 
 def test_what_does_not_tell_where_steps_end_is_refused(prm, tmp_path):
-    refused(ValueError, "token ids", prm.token_logits, [1, 2], [1])
+    refused(ValueError, "needs the ends of steps, and token ids have none: use `score`", prm.token_logits, [1, 2], [1])
     run = experiment(tmp_path, supervise="outcome_tokens", target=TargetConfig("value", "none", "keep"))
     check_supervision(run)
     layered = dataclasses.replace(run, model=dataclasses.replace(run.model, steps=STEPS))

@@ -40,7 +40,7 @@ def test_groups_of_devices(text, size):
 
 def test_groups_that_are_not_known_are_refused():
     for text in ("{}", "mesh['a'=8,'b'=2] {'a':(2)4,'b'}"):
-        with pytest.raises(ValueError, match="device groups"):
+        with pytest.raises(ValueError, match="device groups have an unknown notation"):
             group_size(hlo._instruction(f"  %g = f32[8]{{0}} all-gather(%x), replica_groups={text}"))
     permute = "  %p = f32[8]{0} collective-permute-start(%x), source_target_pairs={{0,1},{1,0}}"
     assert group_size(hlo._instruction(permute)) == 2

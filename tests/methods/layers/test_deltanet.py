@@ -292,7 +292,7 @@ def test_adapters_and_int8_are_of_each_expert(tree_rows):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="mlps have experts"):
         check_model(dataclasses.replace(MIXED, experts=ExpertsConfig(count=4, used=5, width=8)))
-    with pytest.raises(ValueError, match="mesh.expert=2 splits experts"):
+    with pytest.raises(ValueError, match="mesh.expert=2 splits experts, but the model is dense; set mesh.expert=1"):
         check_mesh(TINY, make_mesh(MeshConfig(1, 1, 1, 1, 2), jax.devices()[:2]), 4, 64)
 
 
