@@ -52,6 +52,15 @@ FASTEST, MOST = 0.006, 6
 """Seconds of CPU of the smaller input at least, and how much longer four times as much may take."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_objects():
+    """Collections walk only the objects of a case: after thousands of tests, all others take seconds each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def seconds(call, value, runs):
     """The least CPU time of a few runs. A refusal is an answer too."""
     least = float("inf")
