@@ -42,6 +42,7 @@ TEST = [
     "absl-py>=2.5.1",  # Grain's workers read a flag of it
     "atif>=1.8.0",  # its models check the documents that are written
     "pytest>=9.2.0",
+    "pytest-timeout>=2.4.0",
     "pytest-xdist>=3.8.0",
     "basedpyright>=1.40.2",  # pyright with its Node.js inside the wheel
     "chex>=0.1.92",
