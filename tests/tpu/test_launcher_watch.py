@@ -97,11 +97,11 @@ def test_the_watch_ends_as_its_run_and_the_slice_is_deleted(cloud, name):
 
 
 def test_a_run_that_has_cost_enough_is_stopped_and_deleted(cloud):
-    """16 chips at 225 an hour cost 1 a second; 299 of 300 were spent before, and a stop may take two seconds."""
+    """16 chips at 225 an hour cost 1 a second; 279 of 300 were spent before, and a stop may take 20 seconds."""
     counted = cloud.folder / ".cache/jprm/watch/my-run"
     counted.parent.mkdir(parents=True)
-    counted.write_text("297\n")
-    status, out = cloud("wait", SPEND="300", PRICE="225", GRACE="2")
+    counted.write_text("279\n")
+    status, out = cloud("wait", SPEND="300", PRICE="225", GRACE="20")
     assert status == 124 and "SPEND=300 is spent" in out, out
     assert not (cloud.folder / "slice").exists() and not counted.exists()
     assert any("SIGTERM" in line for line in lines(cloud, "work/status/h0"))

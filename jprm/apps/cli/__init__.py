@@ -22,6 +22,7 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
 from jprm.apps import Name, StoredAs
+from jprm.apps.cli.annotate import annotate
 from jprm.apps.cli.arguments import (
     REFUSALS,
     Commands,
@@ -43,8 +44,9 @@ from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided, merge
 from jprm.apps.cli.label import add as add_labeller
-from jprm.apps.cli.label import annotate, label
-from jprm.apps.cli.runs import plan, report, runs, sweep, table
+from jprm.apps.cli.label import label
+from jprm.apps.cli.plan import plan
+from jprm.apps.cli.runs import report, runs, sweep, table
 from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import fuse, sample, search
 from jprm.apps.serve import Served

@@ -1,4 +1,4 @@
-"""`jprm label`: step labels without humans. `jprm annotate`: step labels by humans."""
+"""`jprm label`: step labels without humans."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import FlagCreatePairsOff, arg
 
 from jprm.apps import one_of
-from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig, Written
-from jprm.apps.cli.arguments import Commands, Count, Files, Folder, Number, PolicyFile, built, command, print_counts
+from jprm.apps.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, print_counts
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided
-from jprm.apps.web import Listen
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.methods.verify.verifiers import Kind
 from jprm.model import Dtype
@@ -331,127 +329,3 @@ def label_consensus(
     agreement = label_pooled([input, *other], output, thresholds, gold, report)
     show([table(agreement)])
     print_counts({key: agreement[key] for key in ("steps", "problems", "gold")}, output)
-
-
-# -------------------------------------------------------------------------------------------------------- jprm annotate
-
-annotate = Commands()
-
-Study = Annotated[Positional[Path], arg(metavar="STUDY")]
-Optional = Annotated[Path | None, arg(metavar="F.jsonl", help_behavior_hint="")]
-LISTEN, MIX = Listen(), StudyConfig()
-
-
-@annotate.command(name="select")
-def annotate_select(
-    input: Annotated[Path, arg(metavar="F.jsonl")],
-    output: Annotated[Path, arg(metavar="G.jsonl")],
-    config: Annotated[SelectConfig, arg(name="")],
-    exclude: Files = (),
-) -> None:
-    """Choose chains to label: mostly convincing wrong answers, plus a representative random part.
-
-    Selects single chains and trajectories, or trees with --alternatives. Random chains fill up a small stratum.
-
-    For example:
-      jprm score --model runs/prm --input pools.jsonl --output scored.jsonl
-      jprm annotate select --input scored.jsonl --output queue.jsonl --count 200 --exclude processbench/math.json
-
-    Args:
-        input: Chains, pools, trees or trajectories with scores. An answer is incorrect if `correct` is false.
-        output: Selected chains or trees, one per line, in random order, with the reason under `selection`.
-        exclude: Benchmark files. Their problems are left out.
-    """
-    from jprm.apps.annotate.study import select_file
-
-    print_counts(select_file(input, output, config, exclude), output)
-
-
-@annotate.command(name="serve")
-def annotate_serve(
-    study: Study,
-    input: Optional = None,
-    gold: Optional = None,
-    screening: Optional = None,
-    guidelines: Annotated[Path | None, arg(metavar="F.txt", help_behavior_hint="")] = None,
-    mix: Annotated[StudyConfig, arg(name="")] = MIX,
-    config: Annotated[Listen, arg(name="")] = LISTEN,
-) -> None:
-    """Serve the labelling page. --input creates the study; without it, the study continues.
-
-    Prints an address for each annotator. If the environment variable JPRM_API_KEY is set, each address contains its own
-    key, and the server may listen on any host.
-
-    For example:
-      jprm annotate serve studies/one --input queue.jsonl --annotators ana ben --gold gold.jsonl
-      jprm annotate serve studies/one
-
-    Args:
-        study: Folder of the study: chains, guidelines, and all events in events.jsonl.
-        input: Records to label, in this order: chains, chains of pools, trees with alternatives, turns of trajectories.
-            Their labels never reach the page; scores only by --anchored-fraction.
-        gold: Records with labels, or ProcessBench, PRMBench or PRM800K as released. They are mixed in to measure the
-            annotators.
-        screening: Further gold records, which every annotator must rate first.
-        guidelines: Text file of guidelines, with blank lines between paragraphs. Default: short guidelines.
-    """
-    from jprm.apps.annotate.app import serve
-    from jprm.apps.annotate.study import create
-
-    if input is None and (gold or screening or guidelines):
-        raise ValueError("--gold, --screening and --guidelines make a study: give --input too")
-    if input is not None:
-        create(study, input, mix, gold=gold, screening=screening, guidelines=guidelines)
-    serve(study, config, mix.annotators)
-
-
-@annotate.command(name="report")
-def annotate_report(
-    study: Study, output: Annotated[Path | None, arg(metavar="R.json", help_behavior_hint="")] = None
-) -> None:
-    """Report the label quality: agreement, gold and repeated tasks, drift, and time.
-
-    For example:
-      jprm annotate report studies/one --output report.json
-
-    Args:
-        study: Folder of the study, which may be served at the same time.
-        output: File for all figures, and the tasks on which two annotators differ.
-    """
-    from jprm.apps.annotate.quality import figures, tables, tasks_of
-    from jprm.io.outputs import check_output, write_json
-    from jprm.methods.evaluate.blocks import show
-
-    if output:
-        check_output(output)
-    report = figures(tasks_of(study))
-    if output:
-        write_json(output, report)
-    show(tables(report))
-
-
-@annotate.command(name="export")
-def annotate_export(
-    study: Study,
-    output: Annotated[Path, arg(metavar="G.jsonl")],
-    disagreements: Disagreements,
-    without: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = (),
-    written: Annotated[Written | None, one_of(Written)] = None,
-) -> None:
-    """Write the labels as records for `jprm prepare jsonl` and `jprm train`, with ratings -1, 0 and 1.
-
-    For example:
-      jprm annotate export studies/one --output labelled.jsonl --disagreements cut
-      jprm prepare jsonl --input labelled.jsonl --output data/labelled
-
-    Args:
-        study: Folder of the study, which may be served at the same time.
-        output: Rated chains, trees and trajectories, one per line.
-        disagreements: If two annotators differ: `cut` drops the labels from the first such step on; `each` writes the
-            record once per annotator.
-        without: Annotators whose labels are ignored.
-        written: Label for steps written by annotators. Required if there are any.
-    """
-    from jprm.apps.annotate.quality import export
-
-    print_counts(export(study, output, disagreements=disagreements, without=without, written=written), output)

@@ -5,7 +5,6 @@ import json
 import pytest
 from refusing import refused
 
-from jprm.apps.annotate import SelectConfig, StudyConfig, study
 from jprm.io.jsonl import count, read_lines, write_records
 from jprm.io.outputs import check_output, input_of
 from jprm.methods.data.overlap import problems_in
@@ -33,12 +32,14 @@ def places(tmp_path_factory):
 
 
 def selected(path, out):
-    study.select_file(path, out / f"{path.name}.queue", SelectConfig(count=4))
+    study = pytest.importorskip("jprm.apps.annotate.study")
+    study.select_file(path, out / f"{path.name}.queue", study.SelectConfig(count=4))
     return (out / f"{path.name}.queue").read_text()
 
 
 def studied(path, out):
-    study.create(out / f"{path.name}.study", path, StudyConfig(annotators=("ana",)), gold=path)
+    study = pytest.importorskip("jprm.apps.annotate.study")
+    study.create(out / f"{path.name}.study", path, study.StudyConfig(annotators=("ana",)), gold=path)
     return [(out / f"{path.name}.study" / f"{pool}.jsonl").read_text() for pool in ("work", "gold")]
 
 

@@ -18,7 +18,6 @@ from test_tpu import mesh_of
 from tiny import GEMMA, TINY, chain_rows, hidden, logits, optimised, params, placed
 
 import jprm
-from jprm.apps.plan.plan import abstract_rows
 from jprm.checkpoints import base
 from jprm.methods.decoding import decode
 from jprm.methods.policy import sampler as samplers
@@ -442,7 +441,7 @@ def test_dequantised_weights_are_never_all_in_a_chips_memory():
         TINY, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, layers=4, layer_groups=(4,),
         attention="kernel", dtype="bfloat16", remat="nothing",
     )  # fmt: skip
-    rows = abstract_rows(mesh, 4, tokens=256, slots=8)
+    rows = pytest.importorskip("jprm.apps.plan.plan").abstract_rows(mesh, 4, tokens=256, slots=8)
     used = {}
     for dtype in ("bfloat16", "int8"):
         with jax.set_mesh(mesh), optimised():
