@@ -36,7 +36,6 @@ import numpy as np
 import tiny_rl
 import tiny_run as tiny
 import tyro
-from annotating import Process, log_of, make
 from pod import QUICK, Pod, Processes, Servers, environment
 from storm_commands import COMMANDS, make_inputs, script
 from stub_server import serving
@@ -591,6 +590,8 @@ def annotate(folder: Folder, kills: int = 200, seed: int = 0) -> dict:
     is in the log once, and in each annotator's order.
     """
     storm, names = Storm(folder, kills, seed), ("ana", "ben", "cyd")
+    from annotating import Process, log_of, make
+
     study = make(storm.folder, count=20 + 10 * kills, names=names)
     server, confirmed = Process(study), {name: [] for name in names}
 
