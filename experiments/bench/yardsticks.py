@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jprm.apps.plan.counts import matrices
 from jprm.checkpoints import base
 from jprm.methods.formats.gguf import packaged
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
+from jprm.model.parameters import matrices
 from jprm.model.transformer import axes_of
 from jprm.rows import Rows
 
@@ -186,7 +186,7 @@ def model_flops(config: ModelConfig, tokens: float, pairs: float, training: bool
     """Returns FLOPs of the layers' matrix products and of attention's visible pairs, forward or with the backward pass.
 
     2 for a parameter and a token; 4 H for a pair and a query head; three times that with the gradients of inputs and
-    parameters. As `jprm.apps.plan.counts` counts, but for the pairs, which it takes for those of one chain a row.
+    parameters. As `jprm.model.parameters.model_flops`, which takes the pairs of one chain a row.
     Padding and what is computed again do not count, nor do the head and what is no matrix product.
     """
     products = 2 * sum(matrices(config).values()) * tokens + 4 * config.heads * config.head_dim * pairs

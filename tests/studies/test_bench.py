@@ -1,12 +1,16 @@
 """What the benchmarks count: FLOPs, pairs and padding against closed forms, and the page that they write."""
 
+import collections
+import types
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny import TINY, packed_trees, random_tree, visible
 
-counts = pytest.importorskip("jprm.apps.plan.counts")  # which the yardsticks count by
-attention = pytest.importorskip("experiments.bench.attention")
-yardsticks = pytest.importorskip("experiments.bench.yardsticks")
+from experiments.bench import attention, yardsticks
+from jprm.model.parameters import matrices, model_flops
 
 
 def test_pairs_are_what_the_rule_shows_of_real_tokens():
@@ -19,8 +23,8 @@ def test_pairs_are_what_the_rule_shows_of_real_tokens():
 @pytest.mark.parametrize("training", [True, False])
 def test_flops_of_a_chain_are_those_of_the_plan(training):
     T = 48
-    trained = ["decoder/embed", *(f"decoder/layers_0/{name}" for name in counts.matrices(TINY))] if training else []
-    expected = counts.model_flops(TINY, trained, rows=1, tokens=T, slots=0)
+    trained = ["decoder/embed", *(f"decoder/layers_0/{name}" for name in matrices(TINY))] if training else []
+    expected = model_flops(TINY, trained, rows=1, tokens=T, slots=0)
     assert yardsticks.model_flops(TINY, T, T * (T + 1) // 2, training) == expected
 
 
@@ -47,3 +51,41 @@ def test_sides_are_measured_in_turns_and_their_medians_count():
     medians = yardsticks.measure(3, ours=side("ours", ours), none=None, peer=side("peer", peer))
     assert calls == ["ours", "peer"] * 3
     assert medians == {"ours": {"seconds": 3.0, "name": "ours"}, "none": {}, "peer": {"seconds": 2, "name": "peer"}}
+
+
+def test_the_time_of_an_event_is_without_the_events_inside_it():
+    where = pytest.importorskip("experiments.bench.where")
+
+    def event(name, start, duration):
+        return types.SimpleNamespace(stats=[("hlo_op", name)], start_ns=start, duration_ns=duration)
+
+    events = [
+        event("loop", 0, 100),
+        event("dot", 10, 30),
+        event("add", 15, 5),
+        event("dot", 60, 20),
+        event("b", 100, 7),
+    ]
+    own = collections.Counter()
+    for stats, seconds in where.alone(events):
+        own[stats["hlo_op"]] += round(seconds * 1e9)
+    assert own == {"loop": 50, "dot": 45, "add": 5, "b": 7}
+
+
+def test_work_is_told_apart_by_what_is_fused():
+    where = pytest.importorskip("experiments.bench.where")
+
+    def step(w_DF, x_BTD, key_BTD, index_T):
+        score_BTT = jnp.einsum("btd,bsd->bts", x_BTD, key_BTD)
+        y_BTF = jnp.einsum("bts,bsd->btd", score_BTT, x_BTD) @ w_DF
+        return jax.nn.silu(y_BTF), x_BTD[:, index_T]
+
+    shapes = (64, 32), (3, 128, 64), (3, 128, 64)
+    arguments = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes] + [jax.ShapeDtypeStruct((9,), "int32")]
+    module = where.hlo.parse(jax.jit(step).lower(*arguments).compile().as_text())
+    work = collections.Counter()
+    for kind, flops, _ in where.needs(module).values():
+        work[kind] += flops
+    assert work[where.PROJECTIONS] == 2 * 3 * 128 * 64 * 32
+    assert work[where.ATTENTION] == 2 * (2 * 3 * 128 * 128 * 64)
+    assert {where.MOVES, where.OTHER} <= work.keys()
