@@ -90,7 +90,7 @@ class AsyncClient:
       concurrency: maximum concurrent requests.
       batch: samples per request of `rewards`; a larger problem is still sent whole.
       timeout_s: seconds for one attempt as a whole, even if the server keeps sending bytes. The server's own limit is
-        `--answer-seconds`.
+        `--set answer_seconds`.
       patience_s: seconds for a request, including all attempts and waits.
       backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; each later range doubles, up to 30 s. A longer
         `Retry-After` is honoured.
@@ -208,7 +208,9 @@ class AsyncClient:
     async def rerank(
         self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None
     ) -> list[tuple[int, float | None]]:
-        """Returns (index, score) of the solutions, best first. Blank solutions come last, with score None."""
+        """Returns the `top` (index, score), best first, by `rule`, e.g. `min`. Blank solutions come last, with score
+        None.
+        """
         places = [i for i, text in enumerate(solutions) if text.strip()]
         blank: list[tuple[int, float | None]] = [(i, None) for i, text in enumerate(solutions) if not text.strip()]
         ranked: list[tuple[int, float | None]] = []
@@ -225,8 +227,8 @@ class AsyncClient:
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Returns n continuations by the server's policy: `steps`, `scores`, `score`, `finish_reason`.
 
-        `until` is `step` for one step each, or `end` for the rest of the chain. A blank continuation has no steps and
-        score None.
+        `until` is `step` for one step each, or `end` for the rest of the chain. Calls of one `caller`, a secret, share
+        prefixes. A blank continuation has no steps and score None.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
         asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})

@@ -515,7 +515,7 @@ def fleet(
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
         processes.env["RAY_ADDRESS"] = cluster.address
-        on_ray = ["--engine", "ray", "--shards", str(shards), "--workers", "2", "4"]
+        on_ray = ["--engine", "ray", f"shards={shards}", "workers=2,4"]
         run("calm", *on_ray)
         run("disturbed", *on_ray, pause=max(1.0, 0.8 * sum(seconds["calm"]) / kills))
         cluster.shutdown()

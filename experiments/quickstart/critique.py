@@ -107,7 +107,7 @@ def verifier(quickstart: pathlib.Path, data: pathlib.Path, steps: int, seed: int
 
 
 def judge_of(folder: pathlib.Path, samples: int, seed: int) -> Judge:
-    """Returns a trained verifier as a judge, by a file that `jprm score --judge` takes as well."""
+    """Returns a trained verifier as a judge, by a file that `jprm score --model` takes as well."""
     sampler = {"model": str(folder), "temperature": TEMPERATURE, "max_tokens": 32, "rows": 512, "logprobs": True}
     section = {"prompt": PROMPT, "samples": samples, "seed": seed}
     path = folder.with_suffix(".json")

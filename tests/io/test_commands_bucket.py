@@ -314,7 +314,7 @@ def test_models_in_a_bucket_are_served_by_their_names(model, monkeypatch, one_de
     recording = lambda config: types.SimpleNamespace(run=lambda: served.append(config.app))  # noqa: E731
     monkeypatch.setattr(serving.uvicorn, "Server", recording)
     monkeypatch.setattr(scorer.PRM, "compile", lambda self, tokens: None)
-    jprm("serve", model, "--prefix-tokens", 0)
+    jprm("serve", model, "--set", "prefix_tokens=0")
     with TestClient(served[0], base_url="http://localhost") as client:
         while client.get("/ready").status_code == 503:
             time.sleep(0.01)

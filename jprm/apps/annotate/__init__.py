@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
+from jprm.apps import FIRST, Hidden
+
 Disagreements = Literal["cut", "each"]
 """Treatment of a tree with two labellings. `cut`: one record, without labels from the first differing step on. `each`:
 one record per labelling."""
@@ -33,13 +35,13 @@ class StudyConfig:
       seed: Seed of the task assignment.
     """
 
-    annotators: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ()
-    double_fraction: float = 0.15
-    gold_fraction: float = 0.05
-    repeat_fraction: float = 0.02
-    pass_screening: float = 0.75
-    anchored_fraction: float = 0.0
-    seed: int = 0
+    annotators: Annotated[tuple[str, ...], arg(metavar="NAME ..."), FIRST] = ()
+    double_fraction: Hidden[float] = 0.15
+    gold_fraction: Hidden[float] = 0.05
+    repeat_fraction: Hidden[float] = 0.02
+    pass_screening: Hidden[float] = 0.75
+    anchored_fraction: Hidden[float] = 0.0
+    seed: Hidden[int] = 0
 
     def __post_init__(self):
         if len(set(self.annotators)) < len(self.annotators):
@@ -71,9 +73,9 @@ class SelectConfig:
     """
 
     count: int
-    convincing: float = 0.7
-    rest: float = 0.1
-    disagreement: float = 0.1
+    convincing: Hidden[float] = 0.7
+    rest: Hidden[float] = 0.1
+    disagreement: Hidden[float] = 0.1
     alternatives: int = 0
     seed: int = 0
 

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, cast
+from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 import jprm
-from jprm.apps import Name, StoredAs
+from jprm.apps import FIRST, Name, StoredAs
 from jprm.apps.cli.annotate import annotate
 from jprm.apps.cli.arguments import (
     REFUSALS,
@@ -31,14 +31,14 @@ from jprm.apps.cli.arguments import (
     Files,
     Folder,
     Help,
-    JudgeFile,
+    Model,
     Number,
-    OneModel,
     OnError,
     Settings,
-    one_scorer,
+    check_judge,
     run_of,
     scorer_of,
+    with_settings,
 )
 from jprm.apps.cli.evaluate import add as add_benchmark
 from jprm.apps.cli.evaluate import evaluation
@@ -54,6 +54,7 @@ from jprm.devices import enable_compile_cache, quiet_without_tpu
 from jprm.io.jsonl import shortened
 from jprm.io.storage import FULL, path_of
 from jprm.methods.export import FileDtype, Format
+from jprm.methods.judge import is_judge
 from jprm.methods.search.growing_tree import METHODS
 from jprm.options import assigned
 
@@ -79,14 +80,14 @@ def prepare(
     name: Annotated[Positional[str], arg(metavar="NAME")],
     input: Annotated[tuple[str, ...], arg(metavar="FILE|URL ...")],
     output: Folder,
-    exclude: Files = (),
-    sha256: Annotated[tuple[str, ...], arg(metavar="HEX ...", help_behavior_hint="")] = (),
-    on_error: OnError = "stop",
-    overwrite: FlagCreatePairsOff[bool] = False,
-    duplicates: Literal["keep", "drop"] = "keep",
-    near: Number = None,
-    split: Annotated[tuple[str, ...], arg(metavar="PART=FRACTION ...", help_behavior_hint="")] = (),
     set_: Settings = (),
+    split: Annotated[tuple[str, ...], arg(metavar="PART=FRACTION ...", help_behavior_hint="")] = (),
+    on_error: OnError = "stop",
+    exclude: Files = (),
+    duplicates: Literal["keep", "drop"] = "keep",
+    overwrite: FlagCreatePairsOff[bool] = False,
+    near: Number = None,
+    sha256: Annotated[tuple[str, ...], arg(metavar="HEX ...", help_behavior_hint="")] = (),
 ) -> None:
     """Read step labels from many formats into reasoning trees on disk.
 
@@ -226,8 +227,7 @@ def train(
 def score(
     input: Annotated[str, arg(metavar="F.jsonl|DIR")],
     output: Annotated[str, arg(metavar="G.jsonl")],
-    model: OneModel = None,
-    judge: JudgeFile = None,
+    model: Model,
     on_error: OnError = "stop",
     adapter: Name = None,
     reference: Name = None,
@@ -245,13 +245,13 @@ def score(
       jprm score --model Qwen2.5-Math-PRM-7B --input pool.jsonl --output scored.jsonl
       jprm score --model mine --adapter trl --input pool.jsonl --output scored.jsonl
       jprm score --model qwen2.5-7b --reference qwen2.5-0.5b --input pool.jsonl --output contrast.jsonl
-      jprm score --judge judge.json --input pool.jsonl --output judged.jsonl
+      jprm score --model judge.json --input pool.jsonl --output judged.jsonl
       jprm score --model runs/agent --input trajectory.json --output scored_trajectory.json
 
     Args:
-        model: Folder of a trained or published model, local or in a bucket. Give either --model or --judge.
-        judge: JSON file of a policy with a section `judge`. The language model writes critiques, and their verdicts are
-            the scores. The output stores critiques and cost under `judge`.
+        model: Folder of a trained or published model, local or in a bucket; or a judge, the JSON file of a policy with
+            a section `judge`. A judge's language model writes critiques, and their verdicts are the scores. The output
+            stores critiques and cost under `judge`.
         input: Records to score, one per line, or a folder from `jprm prepare`; also ATIF documents. Input and output
             may be in a bucket, e.g. gs://BUCKET/F.jsonl or s3://BUCKET/F.jsonl.
         output: The records in input order, with `scores` in each chain and sample and `score` in each node. An ATIF
@@ -279,15 +279,13 @@ def score(
     from jprm.score.scorer import CHUNK, PRM, Speed
     from jprm.tree import read_records
 
-    one_scorer("score", model, judge)
-    if judge and any((adapter, reference, dtype, attention, calibrated, by, distributed)):
-        raise ValueError("score: --judge takes no model options, e.g. --adapter, --reference or --dtype")
+    options = {"dtype": dtype, "adapter": adapter, "attention": attention, "reference": reference}
+    check_judge(model, options | {"calibrated": calibrated, "by": by, "distributed": distributed})
     if not how.here and distributed:
         raise ValueError("score: give --shard or --engine (separate jobs), or --distributed (hosts of one job)")
     if distributed:
         multihost.start(distributed)
-    options = {"dtype": dtype, "adapter": adapter, "attention": attention, "reference": reference}
-    scorer = Once(lambda: scorer_of("score", model, judge, **options))
+    scorer = Once(lambda: scorer_of(model, **options))
 
     if Path(output).suffix in (".csv", ".tsv", ".parquet", ".xlsx", ".gz"):
         raise ValueError(f"{output}: the output format is JSON Lines. Name a .jsonl file; DuckDB and pandas read it")
@@ -304,7 +302,7 @@ def score(
             if not isinstance(prm, PRM):
                 raise ValueError(f"--by {by}: {prm.name} has only the output score")
             prm = prm.by(by)
-        if model and multihost.is_first():
+        if not is_judge(model) and multihost.is_first():
             print(prm.read_as, file=sys.stderr)
         if atif:
             if on_error != "stop":
@@ -315,7 +313,7 @@ def score(
             summary = score_file(prm, source, part.output, **options)
         if multihost.is_first():
             print(summary)
-        if not judge:
+        if not is_judge(model):
             return {"tokens": speed.tokens}
         from jprm.methods.judge.critiques import cost
 
@@ -420,7 +418,7 @@ def rl(
 SERVED = Served()
 
 
-def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
+def serve(config: Annotated[Served, arg(name="")] = SERVED, set_: Annotated[Settings, FIRST] = ()) -> None:
     """Score over HTTP: /v1/score, /v1/rewards, /v1/rerank, /v1/continue, /v1/chat/completions by search, and more.
 
     If the environment variable JPRM_API_KEY is set, clients must send `Authorization: Bearer KEY`. On SIGTERM the
@@ -429,10 +427,18 @@ def serve(config: Annotated[Served, arg(name="")] = SERVED) -> None:
     For example:
       jprm serve runs/prm800k_smollm2
       curl localhost:8000/v1/score --json '{"problem": "What is 2 + 2?", "response": "2 + 2 = 4. So it is 4."}'
+      jprm serve runs/prm800k_smollm2 judge.json --set items=8192 queue_seconds=60
+
+    Args:
+        set_: Limits and other settings: weights=split, a part of the parameters on each device rather than a copy, for
+            a model that is too large for one; prefix_tokens=4096 tokens whose keys and values are kept
+            (`prompt_cache_key`; 0: none); of a request, items=4096 texts, steps, nodes and samples, critiques=1024 of
+            a judge, body_bytes=8388608, body_seconds=30 to arrive and answer_seconds=120 to be answered;
+            queue_seconds=30 of waiting work, after which requests get 503.
     """
     from jprm.apps.serve.app import serve
 
-    serve(config)
+    serve(*with_settings(set_, config))
 
 
 app.command(
@@ -491,8 +497,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 _check_addresses(args)
                 _add_own(*args[:2])
-                shown = contextlib.redirect_stdout(cast(TextIO, Help(sys.stdout)))
-                with shown if {"-h", "--help"} & set(args) else contextlib.nullcontext():
+                helps = {"-h", "--help"} & set(args)
+                with Help(sys.stdout, app.chosen(args)) if helps else contextlib.nullcontext():
                     app.cli(prog="jprm", description=DESCRIPTION, args=args)
             return 0
         finally:

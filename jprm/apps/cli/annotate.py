@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from jprm.apps import one_of
 from jprm.apps.annotate import Disagreements, SelectConfig, StudyConfig, Written
-from jprm.apps.cli.arguments import Commands, Files, print_counts
+from jprm.apps.cli.arguments import Commands, Files, Settings, print_counts, with_settings
 from jprm.apps.web import Listen
 
 annotate = Commands()
@@ -25,6 +25,7 @@ def annotate_select(
     output: Annotated[Path, arg(metavar="G.jsonl")],
     config: Annotated[SelectConfig, arg(name="")],
     exclude: Files = (),
+    set_: Settings = (),
 ) -> None:
     """Choose chains to label: mostly convincing wrong answers, plus a representative random part.
 
@@ -38,9 +39,13 @@ def annotate_select(
         input: Chains, pools, trees or trajectories with scores. An answer is incorrect if `correct` is false.
         output: Selected chains or trees, one per line, in random order, with the reason under `selection`.
         exclude: Benchmark files. Their problems are left out.
+        set_: Fractions by reason for the choice: convincing=0.7, the most convincing chains with an incorrect answer (a
+            chain is as convincing as its lowest score); rest=0.1, the most convincing of the others; disagreement=0.1,
+            chains whose scores differ most from their stored labels. The remainder up to 1 is random.
     """
     from jprm.apps.annotate.study import select_file
 
+    (config,) = with_settings(set_, config)
     print_counts(select_file(input, output, config, exclude), output)
 
 
@@ -53,6 +58,7 @@ def annotate_serve(
     guidelines: Annotated[Path | None, arg(metavar="F.txt", help_behavior_hint="")] = None,
     mix: Annotated[StudyConfig, arg(name="")] = MIX,
     config: Annotated[Listen, arg(name="")] = LISTEN,
+    set_: Settings = (),
 ) -> None:
     """Serve the labelling page. --input creates the study; without it, the study continues.
 
@@ -66,15 +72,21 @@ def annotate_serve(
     Args:
         study: Folder of the study: chains, guidelines, and all events in events.jsonl.
         input: Records to label, in this order: chains, chains of pools, trees with alternatives, turns of trajectories.
-            Their labels never reach the page; scores only by --anchored-fraction.
+            Their labels never reach the page; scores only by --set anchored_fraction=F.
         gold: Records with labels, or ProcessBench, PRMBench or PRM800K as released. They are mixed in to measure the
             annotators.
         screening: Further gold records, which every annotator must rate first.
         guidelines: Text file of guidelines, with blank lines between paragraphs. Default: short guidelines.
+        set_: Settings of a new study: double_fraction=0.15 of the tasks have two annotators; gold_fraction=0.05 of an
+            annotator's tasks have known labels, and repeat_fraction=0.02 are repeated; pass_screening=0.75 is the least
+            mean score over the screening tasks (per chain 1 if the first error is found, per tree the fraction of steps
+            judged right); anchored_fraction=0 of the chains show scores, to measure how far these shift ratings;
+            seed=0. Of the server: body_bytes=8388608 and body_seconds=30 per request.
     """
     from jprm.apps.annotate.app import serve
     from jprm.apps.annotate.study import create
 
+    mix, config = with_settings(set_, mix, config)
     if input is None and (gold or screening or guidelines):
         raise ValueError("--gold, --screening and --guidelines make a study: give --input too")
     if input is not None:

@@ -14,15 +14,17 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TextIO, cast
+from typing import Annotated, Any, Literal, NamedTuple, TextIO, TypeVar, cast
 
 from tyro.conf import Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 from tyro.extras import SubcommandApp
 
+from jprm.apps import FIRST, Hidden
 from jprm.io.outputs import atomic_write, check_input, check_output
 from jprm.io.storage import Place, path_of
-from jprm.options import place_of
+from jprm.methods.judge import is_judge
+from jprm.options import OptionError, assigned, from_json, place_of, values_of
 
 REFUSALS = (ValueError, OSError, NotImplementedError, FloatingPointError)
 """Errors with a message for the user. Any other error is a bug, and shows its traceback."""
@@ -31,8 +33,12 @@ OnError = Literal["stop", "skip"]
 Settings = Annotated[tuple[str, ...], arg(name="set", metavar="KEY=VALUE ...", help_behavior_hint="")]
 Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Folder = Annotated[Path, arg(metavar="DIR")]
+Model = Annotated[str, arg(metavar="DIR|P.json")]
 OneModel = Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")]
-JudgeFile = Annotated[Path | None, arg(metavar="P.json", help_behavior_hint="")]
+Judge = Annotated[Path, arg(metavar="P.json")]
+EnvironmentOption = Annotated[
+    tuple[str, ...], arg(name="environment", metavar="FILE.py:NAME [turns=INT]", help_behavior_hint="")
+]
 PolicyFile = Annotated[Path, arg(metavar="P")]
 Count = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
@@ -41,8 +47,24 @@ Distributed = Annotated[str | None, arg(metavar="WHERE", help_behavior_hint="")]
 SYNONYMS = {
     "data": "input", "source": "input", "out": "output", "json": "output", "part": "shard", "k": "n", "shards": "files",
     "problems-at-once": "at-once", "trees-at-once": "at-once", "too-long": "on-error", "calibration": "calibrate",
+    "judge": "model",
 }  # fmt: skip
 """Former option names and their present names; accepted if the command has no option of the former name."""
+
+_RAY = {
+    "shards": "--engine ray shards=N", "workers": "--engine ray shards=N workers=MIN,MAX",
+    "gpus": "--engine ray shards=N gpus=NUMBER",
+}  # fmt: skip
+_TURNS = {"turns": "--environment FILE.py:NAME turns=N"}
+_FOLDER = 'a folder with adapter.json {"like": "contrast", "base": DIR, "reference": DIR} as the model'
+ENDED = {
+    "score": _RAY, "sample": _RAY, "search": _RAY | _TURNS,
+    "label": _RAY | _TURNS | {"other-threshold": "--threshold INPUT OTHERS"},
+    "eval": {"reference": _FOLDER},
+    "serve": {"reference": _FOLDER, "judge": "the judge's file among the models: jprm serve DIR P.json"},
+    "table": {name: f"--format {name}" for name in ("csv", "latex", "markdown")},
+}  # fmt: skip
+"""Former options by command or group, and what to write instead. They are refused with this advice."""
 
 ADDRESSES = ConstructorRegistry()
 
@@ -106,7 +128,17 @@ class Commands(SubcommandApp):
             raise ValueError(f"{group} has no command {args[0]!r}{meant} It has {', '.join(known)}")
         if isinstance(known[word], Commands):
             return [args[0], *known[word].renamed(rest, f"{group} {word}")]
-        return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest)]
+        by_set = options_of(known[word], hidden=True)
+        instead = "--set {}=VALUE" if "set" in options_of(known[word]) else "a script: only Python can set {}"
+        ended = {name: instead.format(name.replace("-", "_")) for name in by_set}
+        ended |= ENDED.get((group.split()[1:] or [word])[0], {})
+        return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest, ended)]
+
+    def chosen(self, args: Sequence[str]) -> Callable[..., Any] | None:
+        """Returns the function of the command that the arguments name; None for a group or no command."""
+        known = {name.replace("_", "-"): func for name, (func, _) in self.registered.items()}
+        func = known.get(args[0].replace("_", "-")) if args else None
+        return func.chosen(args[1:]) if isinstance(func, Commands) else func
 
     def _describe(self, args: Sequence[str]) -> None:
         """Registers every command with tyro: the chosen one with its full docstring, the others with one sentence."""
@@ -125,13 +157,15 @@ class Commands(SubcommandApp):
 
 
 class Option(NamedTuple):
-    """One option of a command; `choices` and `number` restrict its value."""
+    """One option of a command; `choices` and `number` restrict its value. A hidden one is a field of `--set`."""
 
     name: str
     metavar: str
     required: bool
     choices: tuple[str, ...]
     number: type | None  # int or float
+    hidden: bool = False
+    first: bool = False
 
     def check(self, value: str) -> None:
         """Raises ValueError if `value` is not one of the choices, or not a number."""
@@ -146,32 +180,36 @@ class Option(NamedTuple):
             raise ValueError(f"--{self.name} is {value!r}: it must be {whole}") from None
 
 
-def options_of(func: Callable[..., Any]) -> dict[str, Option]:
-    """Returns the options of a command by name. Fields of an unnamed group (`arg(name="")`) are listed as options."""
+def options_of(func: Callable[..., Any], hidden: bool = False) -> dict[str, Option]:
+    """Returns the options of a command by name, or the settings behind its `--set` (`Hidden`).
+
+    Fields of an unnamed group (`arg(name="")`) are listed as options.
+    """
     hints, options = typing.get_type_hints(func, include_extras=True), {}
     for parameter in inspect.signature(func).parameters.values():
         options |= _options(parameter.name, hints.get(parameter.name, Any), parameter.default is parameter.empty)
-    return options
+    return {name: option for name, option in options.items() if option.hidden == hidden}
 
 
-def _options(name: str, hint: Any, required: bool, within: str = "") -> dict[str, Option]:
+def _options(name: str, hint: Any, required: bool, within: str = "", first: bool = False) -> dict[str, Option]:
     kind, *marks = (hint.__origin__, *hint.__metadata__) if hasattr(hint, "__metadata__") else (hint,)
     written = [mark for mark in marks if hasattr(mark, "metavar")]  # what `arg` makes
     if dataclasses.is_dataclass(kind):
         within += "" if any(mark.name == "" for mark in written) else f"{name}."
         hints = typing.get_type_hints(kind, include_extras=True)
         absent = {field.name: is_required(field) for field in dataclasses.fields(kind)}
-        parts = [_options(part, hints[part], absent[part], within) for part in absent]
+        parts = [_options(part, hints[part], absent[part], within, FIRST in marks) for part in absent]
         return {key: value for options in parts for key, value in options.items()}
-    if _positional(marks):
+    if _marked(marks, Positional[int]):
         return {}
     name = within + next((mark.name for mark in written if mark.name), name).strip("_").replace("_", "-")
     metavar = next((mark.metavar for mark in written if mark.metavar), "")
     kinds = [kind] if typing.get_origin(kind) is tuple else [kind, *typing.get_args(kind)]
     literals = [type_of for type_of in kinds if typing.get_origin(type_of) is Literal]
     number = next((type_of for type_of in kinds if type_of in (int, float)), None)
+    choices = tuple(map(str, typing.get_args(literals[0]))) if literals else ()
     return {
-        name: Option(name, metavar, required, tuple(map(str, typing.get_args(literals[0]))) if literals else (), number)
+        name: Option(name, metavar, required, choices, number, _marked(marks, Hidden[int]), first or FIRST in marks)
     }
 
 
@@ -179,12 +217,17 @@ def is_required(field: dataclasses.Field) -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
 
-def _positional(marks: Sequence[Any]) -> bool:
-    return any(mark is marker for mark in marks for marker in cast(Any, Positional[int]).__metadata__)
+def _marked(marks: Sequence[Any], marked: Any) -> bool:
+    return any(mark is marker for mark in marks for marker in marked.__metadata__)
 
 
-def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -> list[str]:
-    """Returns the arguments of a command with present option names; raises ValueError as `Commands.renamed` does."""
+def _checked(
+    command: str, options: Mapping[str, Option], args: Sequence[str], ended: Mapping[str, str] = {}
+) -> list[str]:
+    """Returns the arguments of a command with present option names; raises ValueError as `Commands.renamed` does.
+
+    `ended` maps former options to what replaces them.
+    """
     words, passed, last, more = [], set(), None, f"; `{command} --help` explains all"
     for word in args:
         name, equals, value = word.removeprefix("--").partition("=")
@@ -196,9 +239,13 @@ def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -
             words.append(word)
             last = None
             continue
-        name = name.replace("_", "-")
-        name = name if name in options else SYNONYMS.get(name, name)
+        typed = name.replace("_", "-")
+        name = typed if typed in options else SYNONYMS.get(typed, typed)
         last = options.get(name) or options.get(name.removeprefix("no-"))
+        if name != typed and name in passed:
+            raise ValueError(f"{command}: --{typed} is a former name of --{name}. Give one of them")
+        if last is None and typed in ended:
+            raise ValueError(f"{command}: --{typed} has ended. Write {ended[typed]}")
         if last is None:
             near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
             meant = f". Did you mean {' or '.join(f'--{option}' for option in near)}?" if near else more
@@ -218,18 +265,54 @@ def _checked(command: str, options: Mapping[str, Option], args: Sequence[str]) -
 KEPT = "\u200b"
 """Zero-width prefix that keeps tyro from joining a line to the previous one. `Help` removes it."""
 
+SHOWN_FIRST = 8
+"""Options above the heading `more options` of a command's help."""
+
 
 class Help:
-    """Wraps standard output and removes `KEPT`."""
+    """Wraps standard output: collects the help of `chosen`, and prints it `arranged` at the end of a `with` block."""
 
-    def __init__(self, to: TextIO):
-        self._to = to
+    def __init__(self, to: TextIO, chosen: Callable[..., Any] | None):
+        self._to, self._options, self._text = to, options_of(chosen) if chosen else {}, ""
 
     def write(self, text: str) -> int:
-        return self._to.write(text.replace(KEPT, ""))
+        self._text += text
+        return len(text)
+
+    def __enter__(self) -> None:
+        sys.stdout = cast(TextIO, self)
+
+    def __exit__(self, *error: object) -> None:
+        sys.stdout = self._to
+        self._to.write(arranged(self._text.replace(KEPT, ""), self._options))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._to, name)
+
+
+def arranged(text: str, options: Mapping[str, Option]) -> str:
+    """Sorts the options in tyro's help: required ones, those marked `FIRST`, others; and adds `more options`.
+
+    Where UTF-8 cannot be printed, tyro draws a title above a line in place of a box.
+    """
+    lines = text.split("\n")
+    plain = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
+    top = next((i for i, line in enumerate(plain) if re.match(r"(╭─)? options ", line)), None)
+    if top is None:
+        return text
+    end = next(i for i in range(top, len(plain)) if plain[i].startswith("╰") or not plain[i].strip())
+    entries, name = {}, "title"
+    for line, bare in zip(lines[top:end], plain[top:end], strict=True):
+        if match := re.match(r"[│ ] (?:-h, )?--([\w.-]+)", bare):
+            name = match[1]
+        entries.setdefault(name, []).append(line)
+    known = [name for name in options if name in entries]
+    known.sort(key=lambda name: (not options[name].required, not options[name].first))
+    heading = entries["title"][0].replace("options", "more options", 1).replace("╭", "├").replace("╮", "┤")
+    entries["more"] = [re.sub("─{5}(?=─*┤)", "", heading), *entries["title"][1:]]
+    more = ["more", *known[SHOWN_FIRST:]] if len(known) > SHOWN_FIRST else []
+    shown = [line for name in ("title", "help", *known[:SHOWN_FIRST], *more) for line in entries[name]]
+    return "\n".join([*lines[:top], *shown, *lines[end:]])
 
 
 def _join_lines(kind: Any) -> None:
@@ -270,7 +353,7 @@ def command(
         check_outputs(options)
         run(options, chosen, how)
 
-    call.__annotations__ = {"options": Annotated[options, arg(name="")], "chosen": Annotated[kind, arg(name="")]}
+    call.__annotations__ = {"options": Annotated[options, arg(name="")], "chosen": Annotated[kind, arg(name=""), FIRST]}
     call.__annotations__["how"] = how
     call.__doc__ = config.__doc__
     return call
@@ -331,19 +414,71 @@ def run_of(distributed: str | None) -> Iterator[None]:
         raise SystemExit(128 + signal.SIGTERM) from None
 
 
-def one_scorer(command: str, model: str | None, judge: Path | None) -> None:
-    """Raises ValueError unless exactly one of --model and --judge is given."""
-    if (model is None) == (judge is None):
-        raise ValueError(f"{command}: give --model DIR or --judge P.json, one of the two")
+def check_judge(model: str, options: Mapping[str, Any]) -> None:
+    """Raises ValueError if `model` is a judge's file and an option is given that only models have."""
+    if is_judge(model) and (taken := [name for name, value in options.items() if value]):
+        raise ValueError(f"--{taken[0]} is for a model's folder, and {model} is a judge's file. Leave it out")
 
 
-def scorer_of(command: str, model: str | None, judge: Path | None, **options: Any) -> Any:
-    """Loads the judge, or the model with `options` of `jprm.load`."""
-    one_scorer(command, model, judge)
-    if judge is not None:
+def scorer_of(model: str, **options: Any) -> Any:
+    """Loads a judge's JSON file, or a model with `options` of `jprm.load`."""
+    check_judge(model, options)
+    if is_judge(model):
         from jprm.methods.judge.load import load_judge
 
-        return load_judge(judge)
+        return load_judge(model)
     import jprm
 
-    return jprm.load(cast(str, model), **options)
+    return jprm.load(model, **options)
+
+
+@dataclasses.dataclass(frozen=True)
+class Acting:
+    """Settings of `--environment`. turns: the most per episode."""
+
+    turns: int = 16
+
+
+def policy_of(policy: str | os.PathLike, environment: Sequence[str]) -> Any:
+    """Loads a policy. It acts in the environment if one is given: its name, then settings, e.g. `turns=8`."""
+    from jprm.methods.policy.load import load_policy
+
+    if not environment:
+        return load_policy(policy)
+    from jprm.methods.worlds.acting import load_acting
+
+    return load_acting(policy, environment[0], settings(Acting, environment[1:], "environment").turns)
+
+
+Fields = TypeVar("Fields")
+
+
+def settings(kind: type[Fields], words: Sequence[str], option: str) -> Fields:
+    """Builds the dataclass `kind` from an option's words KEY=VALUE, e.g. `shards=64 workers=1,8`.
+
+    Raises ValueError, naming the option, if a word has another form or a key is unknown, missing or mistyped.
+    """
+    if odd := [word for word in words if not re.match(r"\w+=", word)]:
+        raise ValueError(f"--{option} {odd[0]!r}: not of the form KEY=VALUE")
+    try:
+        return from_json(kind, dict(map(assigned, words)))
+    except OptionError as error:
+        raise ValueError(f"--{option}: {error}") from None
+
+
+def with_settings(words: Sequence[str], *configs: Any) -> Any:
+    """Returns the configs with their `Hidden` fields changed by the words KEY=VALUE of `--set`.
+
+    Raises ValueError if a key is no hidden field of any config, or its value has another type.
+    """
+    hints = [item for config in configs for item in typing.get_type_hints(type(config), include_extras=True).items()]
+    kinds = {name: hint.__origin__ for name, hint in hints if _marked(getattr(hint, "__metadata__", ()), Hidden[int])}
+    try:
+        values = values_of(kinds, dict(map(assigned, words)))
+    except OptionError as error:
+        raise ValueError(f"--set {error}") from None
+    names = [[field.name for field in dataclasses.fields(config)] for config in configs]
+    return [
+        dataclasses.replace(config, **{name: values[name] for name in values if name in own})
+        for config, own in zip(configs, names, strict=True)
+    ]

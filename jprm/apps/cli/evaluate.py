@@ -53,7 +53,7 @@ def suite(
       jprm eval suite --model runs/mine --suite standard --input benchmarks --output results/mine
 
     Args:
-        model: Folder of a trained model, or JSON file of a judge (as for `jprm score --judge`). With several models,
+        model: Folder of a trained model, or JSON file of a judge (as for `jprm score`). With several models,
             each gets a folder of its name in the output.
         suite: Suite file, with paths relative to itself; or `standard`: ProcessBench, PRMBench, Socratic-PRMBench,
             MR-Ben, BIG-Bench-Mistake and Hard2Verify. `standard` runs the benchmarks it finds and names the missing

@@ -15,12 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 from tyro.conf import Positional, arg
 
 import jprm
-from jprm.apps.cli.arguments import REFUSALS, first_records, print_counts
+from jprm.apps import FIRST
+from jprm.apps.cli.arguments import REFUSALS, first_records, print_counts, settings
 from jprm.devices import enable_compile_cache
 from jprm.io import shards
 from jprm.io.jsonl import read_lines
@@ -29,37 +30,50 @@ from jprm.io.storage import REPORT, Place, path_of
 
 
 @dataclasses.dataclass(frozen=True)
+class Ray:
+    """Settings of `--engine ray`.
+
+    Attributes:
+      shards: number of shards. If a worker dies, only the last unfinished block of its shard is repeated.
+      workers: number of processes, or the fewest and the most.
+      gpus: GPUs per process.
+    """
+
+    shards: int
+    workers: int | tuple[int, int] = 1
+    gpus: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Division:
     """
     Attributes:
+      limit: Use only the first N records of the input, to try a command. They are copied to OUTPUT.firstN/.
       shard: Process only shard I of N (I from 0), and write OUT.0000I-of-0000N. `auto` and `auto/N` read I from the
         index of a Kubernetes, Slurm or Batch job. `jprm merge` joins the outputs.
-      engine: Run here, or run all shards on a Ray cluster (RAY_ADDRESS, or this machine) and merge them. All machines
-        must see the files.
-      shards: For ray: number of shards. If a worker dies, only the last unfinished block of its shard is repeated.
-      workers: For ray: fewest and most processes.
-      gpus: For ray: GPUs per process.
-      limit: Use only the first N records of the input, to try a command. They are copied to OUTPUT.firstN/.
+      engine: `ray shards=N` runs all shards on a Ray cluster (RAY_ADDRESS, or this machine) and merges them; all
+        machines must see the files. Further settings: workers=N or workers=MIN,MAX processes, gpus=NUMBER per process.
     """
 
+    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint=""), FIRST] = None
     shard: Annotated[str | None, arg(metavar="I/N", help_behavior_hint="")] = None
-    engine: Literal["here", "ray"] = "here"
-    shards: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
-    workers: Annotated[tuple[int, int] | None, arg(metavar="MIN MAX", help_behavior_hint="")] = None
-    gpus: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
-    limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    engine: Annotated[tuple[str, ...], arg(metavar="ray KEY=VALUE ...", help_behavior_hint="")] = ()
 
-    def __post_init__(self):
-        asked = [name for name in ("shards", "workers", "gpus") if getattr(self, name) is not None]
-        if asked and self.engine != "ray":
-            raise ValueError(f"--{asked[0]} needs --engine ray")
-        if self.engine == "ray" and (self.shard or not self.shards):
-            raise ValueError("--engine ray runs all shards: give --shards N, and no --shard")
+    @property
+    def ray(self) -> Ray | None:
+        """The settings of `--engine ray`; None without it. Raises ValueError if the options do not fit each other."""
+        if not self.engine:
+            return None
+        if self.engine[0] != "ray":
+            raise ValueError(f"--engine is {self.engine[0]!r}: it must be ray, e.g. --engine ray shards=8")
+        if self.shard:
+            raise ValueError("--engine ray runs all shards: leave out --shard")
+        return settings(Ray, self.engine[1:], "engine ray")
 
     @property
     def here(self) -> bool:
         """Whether this process handles all records."""
-        return self.shard is None and self.engine == "here"
+        return self.shard is None and not self.engine
 
 
 Divided = Annotated[Division, arg(name="")]
@@ -109,30 +123,38 @@ def divided(
     """
     if tell:
         work = functools.partial(_counted, work)
+    ray = how.ray
     if how.limit is not None:
         check_output(output, input, *more)
         input = first_records(input, how.limit, f"{os.fspath(output)}.first{how.limit}")
     if how.here:
         work(RunFiles(input, output, list(more)))
     else:
-        _in_shards(command, how, work, input, output, more, unit)
+        _in_shards(command, how.shard, ray, work, input, output, more, unit)
 
 
 def _in_shards(
-    command: str, how: Division, work: Work, input: Any, output: Any, more: Sequence[Any], unit: int
+    command: str,
+    shard: str | None,
+    ray: Ray | None,
+    work: Work,
+    input: Any,
+    output: Any,
+    more: Sequence[Any],
+    unit: int,
 ) -> None:
     check_output(output, input, *more)
-    if how.engine == "ray":  # a worker has another working folder
+    if ray:  # a worker has another working folder
         input, output = path_of(input).address, path_of(output).address
         more = tuple(path_of(path).address for path in more)
     source = input_of(input)
     run = functools.partial(_run_shard, command, work, source, output, more, unit)
-    if how.engine == "here":
-        run(shard_of(str(how.shard)))
+    if not ray:
+        run(shard_of(str(shard)))
         return
-    count, resources = how.shards or 1, {} if how.gpus is None else {"num_gpus": how.gpus}
+    count, resources = ray.shards, {} if ray.gpus is None else {"num_gpus": ray.gpus}
+    workers = (ray.workers, ray.workers) if isinstance(ray.workers, int) else ray.workers
     with Bar(f"shards of {path_of(output).name}", count) as bar:
-        workers = how.workers or (1, 1)
         for _ in run_shards(lambda number: run(shards.Shard(number, count)), count, workers=workers, **resources):
             bar.add()
     merge(

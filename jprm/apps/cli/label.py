@@ -9,8 +9,20 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from jprm.apps import one_of
-from jprm.apps.cli.arguments import Commands, Count, Folder, Number, PolicyFile, built, command, print_counts
+from jprm.apps import Hidden, one_of
+from jprm.apps.cli.arguments import (
+    Commands,
+    Count,
+    EnvironmentOption,
+    Folder,
+    Judge,
+    Number,
+    PolicyFile,
+    built,
+    command,
+    policy_of,
+    print_counts,
+)
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
 from jprm.methods.verify.verifiers import Kind
@@ -32,15 +44,14 @@ class RolloutOptions:
       rollouts: File that stores rollouts. Stored rollouts are not sampled again.
       environment: Environment of an agent, FILE.py:NAME or module:NAME. The input must then hold trajectories with the
         fields of the environment's tasks (for omega, only the tasks); the environment's reward is the verifier.
-      turns: Maximum turns per episode.
+        turns=INT limits an episode (default: 16).
     """
 
     policy: PolicyFile
     input: Input
     output: Output
     rollouts: Annotated[Path, arg(metavar="R.jsonl")]
-    environment: Annotated[str | None, arg(metavar="FILE.py:NAME")] = None
-    turns: int = 16
+    environment: EnvironmentOption = ()
 
 
 def label_mc(files: Any, chosen: Any, how: Any) -> None:
@@ -61,9 +72,7 @@ def label_omega(files: Any, chosen: Any, how: Any) -> None:
 def _by_rollouts(
     command: str, label: Callable[..., dict], files: RolloutOptions, config: Any, unit: int, how: Any
 ) -> None:
-    from jprm.methods.worlds.acting import policy_of
-
-    loaded = Once(lambda: policy_of(files.policy, files.environment, files.turns))
+    loaded = Once(lambda: policy_of(files.policy, files.environment))
 
     def work(part: RunFiles) -> dict:
         policy = loaded()
@@ -77,13 +86,13 @@ def _by_rollouts(
 class CritiqueOptions:
     """
     Attributes:
-      judge: JSON file of a judge, as for `jprm score`.
+      model: JSON file of a judge, as for `jprm score`.
       input: Records with labelled steps, one per line.
       output: One record per kept critique.
       critiques: File for all critiques. Stored critiques are not sampled again.
     """
 
-    judge: Annotated[Path, arg(metavar="P.json")]
+    model: Judge
     input: Input
     output: Output
     critiques: Annotated[Path, arg(metavar="K.jsonl")]
@@ -94,7 +103,7 @@ def label_critique(files: Any, chosen: Any, how: Any) -> None:
     from jprm.methods.label.jobs import label_critique
 
     config = built(CritiqueConfig, chosen)
-    loaded = Once(lambda: load_plain_judge(files.judge))
+    loaded = Once(lambda: load_plain_judge(files.model))
 
     def work(part: RunFiles) -> dict:
         judge = loaded()
@@ -107,8 +116,15 @@ def label_critique(files: Any, chosen: Any, how: Any) -> None:
 AdaptiveNumbers = Annotated[tuple[float, int, float] | None, arg(metavar="THRESHOLD MOST MEAN", help_behavior_hint="")]
 Rollouts = Annotated[int, arg(name="n")]
 AtOnce = Annotated[int, arg(name="at-once")]
-MONTE_CARLO = {"k": Rollouts, "adaptive": AdaptiveNumbers, "tokens": Number, "trees_at_once": AtOnce}
-OMEGA = {"k": Rollouts, "budget": Count, "problems_at_once": AtOnce}
+MONTE_CARLO = {
+    "k": Rollouts,
+    "adaptive": AdaptiveNumbers,
+    "tokens": Number,
+    "trees_at_once": AtOnce,
+    "z": Hidden[float],
+}
+PUBLISHED = {"alpha": Hidden[float], "beta": Hidden[float], "length": Hidden[float]}
+OMEGA = PUBLISHED | {"k": Rollouts, "budget": Count, "problems_at_once": AtOnce}
 CRITIQUE = {"threshold": Number, "trees_at_once": AtOnce}
 label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, Divided, UNDIVIDED, **MONTE_CARLO))
 label.command(name="omega")(command(label_omega, OmegaConfig, RolloutOptions, Divided, UNDIVIDED, **OMEGA))
@@ -249,7 +265,7 @@ def label_reference(
 
 @label.command(name="judge")
 def label_by_judge(
-    judge: Annotated[Path, arg(metavar="P.json")],
+    model: Judge,
     input: Input,
     output: Output,
     domain: str,
@@ -261,11 +277,11 @@ def label_by_judge(
     Rerun to continue a stopped command. Every record stores domain and rubric, and reports show them.
 
     For example:
-      jprm label judge --judge judge.json --input chains.jsonl --output soft.jsonl --domain law \\
+      jprm label judge --model judge.json --input chains.jsonl --output soft.jsonl --domain law \\
         --rubric "A step is correct if the cited rule exists and applies to the facts."
 
     Args:
-        judge: JSON file of a judge, as for `jprm score`.
+        model: JSON file of a judge, as for `jprm score`.
         input: Chains, pools or trees, one per line.
         output: The records as trees, with the critiques, and a probability on every judged step.
         domain: Domain of the problems, e.g. law.
@@ -275,7 +291,7 @@ def label_by_judge(
     from jprm.methods.label.jobs import label_judge
     from jprm.score.scorer import CHUNK
 
-    loaded = Once(lambda: load_plain_judge(judge))
+    loaded = Once(lambda: load_plain_judge(model))
 
     def work(part: RunFiles) -> dict:
         return label_judge(loaded(), *part.files, domain, rubric)
@@ -291,8 +307,7 @@ def label_consensus(
     by: Literal["agreement", "dawid_skene"] = "agreement",
     gold: Annotated[Path | None, arg(metavar="GOLD.jsonl", help_behavior_hint="")] = None,
     report: Annotated[Path | None, arg(metavar="R.json", help_behavior_hint="")] = None,
-    threshold: Number = None,
-    other_threshold: Number = None,
+    threshold: Annotated[tuple[float, ...], arg(metavar="FLOAT [FLOAT]", help_behavior_hint="")] = (),
 ) -> None:
     """Combine labels from several sources: keep agreement only, or pool them by reliability.
 
@@ -311,21 +326,24 @@ def label_consensus(
         gold: For `dawid_skene`: a few labels that are known to be right. They correct sources that are lenient about
             the same steps.
         report: File for each source's reliability as estimated by `dawid_skene`, with intervals.
-        threshold: Labels of the input below this are errors. Default: 0.5 for correctness, 0 for ratings; for values, a
-            step is an error if no rollout is correct.
-        other_threshold: The threshold for the other sources.
+        threshold: Labels of the input below the first number are errors, and labels of the other sources below the
+            second. Default: 0.5 for correctness, 0 for ratings; for values, a step is an error if no rollout is
+            correct.
     """
+    if len(threshold) > 2:
+        raise ValueError("label consensus: --threshold takes one number for the input, and one for all others")
+    below, others_below = (*threshold, None, None)[:2]
     if by == "agreement":
         from jprm.methods.label.jobs import label_consensus
 
         if gold or report:
             raise ValueError("label consensus: --gold and --report are for --by dawid_skene")
-        print_counts(label_consensus(input, other, output, (threshold, other_threshold)), output)
+        print_counts(label_consensus(input, other, output, (below, others_below)), output)
         return
     from jprm.methods.evaluate.blocks import show
     from jprm.methods.label.pooled import label_pooled, table
 
-    thresholds = [threshold, *[other_threshold] * len(other), None]
+    thresholds = [below, *[others_below] * len(other), None]
     agreement = label_pooled([input, *other], output, thresholds, gold, report)
     show([table(agreement)])
     print_counts({key: agreement[key] for key in ("steps", "problems", "gold")}, output)

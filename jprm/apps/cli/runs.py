@@ -10,9 +10,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
-from tyro.conf import FlagCreatePairsOff, Positional, arg
+from tyro.conf import Positional, arg
 
 from jprm.apps.cli.arguments import Distributed, Folder, Settings, run_of
 from jprm.io.storage import Place, path_of
@@ -47,9 +47,7 @@ def runs(folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")]
 def table(
     folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")],
     over: Annotated[tuple[str, ...], arg(metavar="FIELD ...")] = ("seed",),
-    csv: FlagCreatePairsOff[bool] = False,
-    latex: FlagCreatePairsOff[bool] = False,
-    markdown: FlagCreatePairsOff[bool] = False,
+    format: Literal["text", "csv", "latex", "markdown"] = "text",
 ) -> None:
     """Print a table for a paper: mean, spread and interval over seeds, and tests between settings.
 
@@ -59,26 +57,23 @@ def table(
 
     For example:
       jprm table results/seed0 results/seed1 results/seed2
-      jprm table results runs --over seed data.seed --latex > table.tex
+      jprm table results runs --over seed data.seed --format latex > table.tex
 
     Args:
         folder: Folders from `jprm eval suite` or `jprm train`, or folders containing them. The first folder's group is
             the baseline.
         over: Fields in which the runs of one group may differ.
-        csv: Print all figures with all digits, one per line.
-        latex: Print LaTeX, for the package booktabs.
-        markdown: Print Markdown.
+        format: text for the terminal; csv has all figures with all digits, one per line; latex needs the package
+            booktabs.
     """
     from jprm.apps.report.table import as_csv, table_of, tables
     from jprm.methods.evaluate.blocks import as_latex, as_markdown, show
 
-    if csv + latex + markdown > 1:
-        raise ValueError("--csv, --latex and --markdown: give one of them")
     rows = table_of(folder, over)
-    if csv:
+    if format == "csv":
         print(as_csv(rows), end="")
-    elif latex or markdown:
-        print((as_latex if latex else as_markdown)(list(tables(rows))), end="")
+    elif format != "text":
+        print({"latex": as_latex, "markdown": as_markdown}[format](list(tables(rows))), end="")
     else:
         show(tables(rows))
 

@@ -15,17 +15,19 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from jprm.apps import one_of
+from jprm.apps import FIRST, one_of
 from jprm.apps.cli.arguments import (
     Commands,
+    EnvironmentOption,
     Folder,
-    JudgeFile,
     OneModel,
     OnError,
     PolicyFile,
     Settings,
     built,
+    check_judge,
     command,
+    policy_of,
     print_counts,
     scorer_of,
 )
@@ -113,9 +115,8 @@ class SearchOptions:
     """
     Attributes:
       policy: A run or Hugging Face folder, a GGUF file, or a JSON file with a server's `url` and `model`.
-      model: Folder of the step-scoring model. Give either --model or --judge; `best-of-n --choose majority` needs
-        neither.
-      judge: JSON file of a judge, as for `jprm score`. The output stores critiques and cost under `judge`.
+      model: Folder of the step-scoring model, or JSON file of a judge, as for `jprm score`. With a judge the output
+        stores critiques and cost under `judge`. Only `best-of-n --choose majority` needs no model.
       reference: A smaller language model; scores are log ratios to it, as in `jprm score`.
       input: Records with `problem` and optionally `answer`, one per line.
       budget: Maximum generated tokens per problem.
@@ -130,25 +131,22 @@ class SearchOptions:
       at_once: Problems that are searched together.
       on_error: Stop at the first bad input line, or skip bad lines and write them beside the output.
       environment: Environment of an agent, FILE.py:NAME or module:NAME. A step is then a turn; the output holds trees
-        of messages.
-      turns: Maximum turns per episode.
+        of messages. turns=INT limits an episode (default: 16).
     """
 
     policy: PolicyFile
     input: Annotated[Path, arg(metavar="PROBLEMS.jsonl")]
     budget: Annotated[int, arg(metavar="TOKENS")]
     output: Annotated[Path, arg(metavar="F.jsonl")]
-    model: OneModel = None
+    model: Annotated[str | None, arg(metavar="DIR|P.json", help_behavior_hint=""), FIRST] = None
     reference: OneModel = None
-    judge: JudgeFile = None
     choose: Choice = "best"
     by: Annotated[str, arg(metavar="OUTPUT")] = "score"
     rule: Annotated[Rule | None, one_of(Rule)] = None
     seed: int = 0
     at_once: int = 32
     on_error: OnError = "stop"
-    environment: Annotated[str | None, arg(metavar="FILE.py:NAME")] = None
-    turns: int = 16
+    environment: EnvironmentOption = ()
 
 
 def _searching(method: type) -> Callable[[Any, Any, Any], None]:
@@ -157,25 +155,24 @@ def _searching(method: type) -> Callable[[Any, Any, Any], None]:
         from jprm.methods.search.best_of_n import BestOfN
         from jprm.methods.search.jobs import search_file
         from jprm.methods.search.lockstep import SearchConfig, Unscored, live_scorer
-        from jprm.methods.worlds.acting import TurnScorer, policy_of
+        from jprm.methods.worlds.acting import TurnScorer
 
-        chosen = built(method, settings)
-        unscored = method is BestOfN and options.choose == "majority" and not (options.model or options.judge)
-        if options.by != "score" and (options.judge or unscored):
-            raise ValueError("search: --by is for --model; a judge gives only scores, and a majority needs none")
-
+        chosen, name = built(method, settings), options.model
+        by = {} if options.by == "score" else {"by": options.by}
+        unscored = method is BestOfN and options.choose == "majority" and not name
+        if not name and (by or not unscored):
+            raise ValueError("search: give --model DIR|P.json; only `best-of-n --choose majority` needs none")
+        if name:
+            check_judge(name, by | {"reference": options.reference})
         named = {"reference": options.reference} if options.reference else {}
-        model: Once[Any] = Once(
-            lambda: Unscored() if unscored else scorer_of("search", options.model, options.judge, **named)
-        )
-        loaded = Once(lambda: policy_of(options.policy, options.environment, options.turns))
+        model: Once[Any] = Once(lambda: scorer_of(name, **named) if name else Unscored())
+        loaded = Once(lambda: policy_of(options.policy, options.environment))
 
         def work(part: RunFiles) -> dict:
             prm = model()
-            by = {} if options.by == "score" else {"by": options.by}
             prm = prm.by(options.by) if by else prm
             policy = loaded()
-            if options.environment is None or unscored:
+            if not options.environment or unscored:
                 scorer = live_scorer(prm)
             else:
                 policy.know(part.input, options.on_error)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from jprm.apps import Name, StoredAs, one_of
+from jprm.apps import FIRST, Hidden, Name, StoredAs
 from jprm.apps.web import Listen
 
 Weights = Literal["copied", "split"]
@@ -29,12 +29,12 @@ class ServeConfig(Listen):
       critiques: The most critiques that a request may ask of a judge.
     """
 
-    longest: int = 8192
-    prefix_tokens: int = 4096
-    queue_seconds: float = 30.0
-    answer_seconds: float = 120.0
-    items: int = 4096
-    critiques: int = 1024
+    longest: Annotated[int, FIRST] = 8192
+    prefix_tokens: Hidden[int] = 4096
+    queue_seconds: Hidden[float] = 30.0
+    answer_seconds: Hidden[float] = 120.0
+    items: Hidden[int] = 4096
+    critiques: Hidden[int] = 1024
 
     def __post_init__(self):
         super().__post_init__()
@@ -50,9 +50,8 @@ class Served(ServeConfig):
     """Models and options of `jprm serve`.
 
     Attributes:
-      model: Folders of trained or published models, also in a bucket. A request names a folder; the first is the
-        default.
-      judge: Judges, beside models or alone, as in `jprm score --judge`. A request names a file without `.json`.
+      model: Folders of trained or published models, also in a bucket, and JSON files of judges. A request names a
+        folder, or a file without `.json`; the first is the default.
       policy: The policy that writes steps for /v1/continue and /v1/chat/completions: a model folder, a GGUF file, or a
         policy's JSON file.
       view: The format of prompts in /get_reward and /v1/rewards, e.g. {"prompt": "...{problem}...", "ends": [...],
@@ -62,7 +61,6 @@ class Served(ServeConfig):
       calibration: Results of `jprm search` on problems with known answers. /v1/chat/completions uses them to abstain if
         a request has an `error_rate`. They must come from the same kind of search.
       adapter: Adapter of a published model that cannot be detected: a name or a JSON file.
-      reference: A smaller language model: the scores are log ratios to it, as in `jprm score`.
       dtype: Storage type of the parameters. int8 takes a quarter of float32's memory, nf4 an eighth. Default: as
         trained; for a published model float32, on a GPU bfloat16.
       attention: The attention implementation, as in `jprm score`.
@@ -70,14 +68,12 @@ class Served(ServeConfig):
         parameters, for a model that is too large for one device.
     """
 
-    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")] = ()
-    judge: Annotated[tuple[Path, ...], arg(metavar="P.json ...", help_behavior_hint="")] = ()
-    policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint="")] = None
+    model: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR|P.json ...")] = ()
+    policy: Annotated[Path | None, arg(metavar="P", help_behavior_hint=""), FIRST] = None
     view: Annotated[Path | None, arg(metavar="VIEW.json", help_behavior_hint="")] = None
     tokenizer: Annotated[tuple[Path, ...], arg(metavar="DIR ...", help_behavior_hint="")] = ()
     calibration: Annotated[Path | None, arg(name="calibrate", metavar="KNOWN.jsonl", help_behavior_hint="")] = None
-    adapter: Name = None
-    reference: Name = None
-    dtype: StoredAs = None
+    adapter: Annotated[Name, FIRST] = None
+    dtype: Annotated[StoredAs, FIRST] = None
     attention: Name = None
-    weights: Annotated[Weights, one_of(Weights)] = "copied"
+    weights: Hidden[Weights] = "copied"

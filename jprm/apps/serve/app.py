@@ -52,6 +52,7 @@ from jprm.io.storage import path_of
 from jprm.loading import VERIFIER, load
 from jprm.methods.decoding.cache import PrefixCache
 from jprm.methods.formats.hub import name_of
+from jprm.methods.judge import is_judge
 from jprm.methods.judge.load import load_judge_of_steps
 from jprm.methods.policy.load import load_policy
 from jprm.methods.policy.protocol import Policy
@@ -73,20 +74,18 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
 
     Raises ValueError if the address is public but no key is set, no model is named, or two models share a name.
     """
-    if not config.model and not config.judge:
-        raise ValueError("name the folder of a model to serve, or a judge's file with --judge")
+    if not config.model:
+        raise ValueError("name the folder of a model to serve, or a judge's JSON file")
     key = key_of(config)
     names, read_by = (
-        [name_of(place_of(path).resolve()) for path in paths] for paths in (config.model, config.tokenizer)
+        [path_of(path).stem if is_judge(path) else name_of(place_of(path).resolve()) for path in config.model],
+        [name_of(place_of(path).resolve()) for path in config.tokenizer],
     )
-    stems = [path_of(path).stem for path in config.judge]
-    for what, called in {"models or judges": [*names, *stems], "tokenizers": read_by}.items():
+    for what, called in {"models or judges": names, "tokenizers": read_by}.items():
         if len(set(called)) < len(called):
             raise ValueError(f"two {what} have one name: {', '.join(called)}. Rename a folder, or a judge's file")
     mesh = MeshConfig(data=-1, fsdp=1) if config.weights == "copied" else MeshConfig()
-    options: dict[str, Any] = {
-        "dtype": config.dtype, "adapter": config.adapter, "attention": config.attention, "reference": config.reference
-    }  # fmt: skip
+    options: dict[str, Any] = {"dtype": config.dtype, "adapter": config.adapter, "attention": config.attention}
 
     def load_all() -> None:
         prompts = read_view(config.view) if config.view else View()
@@ -94,6 +93,10 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
         known = list(read_records(config.calibration)) if config.calibration else None
         engines = []
         for name, folder in zip(names, config.model, strict=True):
+            if is_judge(folder):
+                engines.append(JudgeEngine(load_judge_of_steps(folder), config.longest, name))
+                say(f"{name}: {engines[-1].prm.name}, scores by critiques")
+                continue
             if (place_of(folder) / VERIFIER).is_file():
                 engines.append(TextEngine(load(folder, None, **options), config.longest, name))
                 say(engines[-1].prm.read_as)
@@ -103,9 +106,6 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
             kept = f"; {cache.slots:,} tokens of prefixes are kept" if cache else ""
             say(f"{name}: {prm!r}{kept}")
             engines.append(Engine(prm, config.longest, name, cache))
-        for stem, path in zip(stems, config.judge, strict=True):
-            engines.append(JudgeEngine(load_judge_of_steps(path), config.longest, stem))
-            say(f"{engines[-1].name}: {engines[-1].prm.name}, scores by critiques")
         begin(app, engines, prompts, load_policy(config.policy) if config.policy else None, read_with, known)
         gc.freeze()  # loaded objects stay: collecting them during a large request would block all others
         for engine in engines:

@@ -104,7 +104,11 @@ class Call:
             for item in _items(record):
                 if next(left) >= self.config.items:
                     what = f"more than {self.config.items:,} steps, samples and texts"
-                    raise Refusal(413, f"{what}, which is what the server takes (--items): send them in parts", param)
+                    raise Refusal(
+                        413,
+                        f"{what}, which is what the server takes (--set items={self.config.items}): send them in parts",
+                        param,
+                    )
                 if isinstance(item, str) and len(item) > most:
                     where = f"{place.format(i)} has" if place else "it has"
                     raise Refusal(

@@ -7,8 +7,9 @@ import ipaddress
 import json
 import re
 from importlib import resources
-from typing import Any
+from typing import Annotated, Any
 
+from jprm.apps import FIRST, Hidden
 from jprm.tree import ReasoningTree
 
 
@@ -27,13 +28,13 @@ class Listen:
       body_seconds: The time limit for a request's headers, and then for its body.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: Annotated[str, FIRST] = "127.0.0.1"
+    port: Annotated[int, FIRST] = 8000
     hosts: tuple[str, ...] = ()
     root_path: str = ""
     origins: tuple[str, ...] = ()
-    body_bytes: int = 8 * 2**20
-    body_seconds: float = 30.0
+    body_bytes: Hidden[int] = 8 * 2**20
+    body_seconds: Hidden[float] = 30.0
 
     def __post_init__(self):
         if not 0 <= self.port < 2**16:

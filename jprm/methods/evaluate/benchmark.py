@@ -24,7 +24,6 @@ Files = Annotated[tuple[Path, ...], arg(metavar="FILE ...")]
 Data = Annotated[tuple[Path, ...], arg(name="input", metavar="FILE ...")]
 """The files to evaluate: `--input` of a command."""
 Adapter = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
-Reference = Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")]
 Neutral = Literal["positive", "negative", "drop"]
 TooLong = Literal["error", "skip"]
 Report = dict[str, Any]
@@ -63,8 +62,6 @@ class ModelOptions(ScoringOptions):
     """The folder of a trained model, also in a bucket."""
     adapter: Adapter = None
     """Adapter of a published model that cannot be detected: a name, a JSON file, module:NAME or FILE.py:NAME."""
-    reference: Reference = None
-    """A smaller language model: scores are log ratios to it, as in `jprm score`."""
 
 
 @dataclasses.dataclass(frozen=True)

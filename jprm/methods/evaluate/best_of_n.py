@@ -196,7 +196,10 @@ def at_ends(curve_Pn: Float[np.ndarray, "P n"], size_P: Int[np.ndarray, " P"]) -
 
 
 def drawn_pools(pools: Pools, n: int, seed: int) -> tuple[Pools, Int[np.ndarray, "P n"]]:
-    """Draws n random samples from each pool; returns the new pools and the slots drawn."""
+    """Draws n samples from each pool without replacement; returns the new pools and the slots drawn (P, n).
+
+    Every pool must hold at least n samples.
+    """
     rng, slots = np.random.default_rng(seed), pools.correct_PN.shape[1]
     order_PN = np.where(np.arange(slots) < pools.size_P[:, None], rng.random((len(pools.size_P), slots)), np.inf)
     slot_Pn = np.sort(np.argsort(order_PN, axis=1)[:, :n], axis=1)
@@ -445,7 +448,7 @@ def outcome_of(truth: Any, leaf: Node, where: str) -> float:
 
 def run(options: BestOfNOptions) -> Report:
     if options.model is not None:
-        prm = load(options.model, adapter=options.adapter, reference=options.reference)
+        prm = load(options.model, adapter=options.adapter)
         files = {"pools": (options.input, source("pools"))}
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
         return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"] | {"own_rule": prm.rule}

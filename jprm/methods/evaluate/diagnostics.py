@@ -315,7 +315,7 @@ def run(options: Diagnostics) -> Report:
     if not (options.chains or options.pools):
         raise ValueError("diagnostics need files of --chains or --pools")
     by_name([*options.chains, *options.pools])
-    prm, folder = load(options.model, adapter=options.adapter, reference=options.reference), f"{options.to}.scores"
+    prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
     requests = {
         section: Request(
             {path.stem: scored_trees(prm, path, source(reader), folder, options.too_long) for path, reader in files},
@@ -330,7 +330,10 @@ def run(options: Diagnostics) -> Report:
 
 
 def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
-    """Returns all diagnostics that the chains and pools of other sections allow; edits need the scorer."""
+    """Returns all diagnostics that the `requests` of processbench and best_of_n allow; edits need the scorer.
+
+    The threshold is the one tuned in `results["processbench"]`, or the model's own.
+    """
     chains, pools, seed = None, {}, 0
     scale = next((request.scale for request in requests.values()), PROBABILITY)
     threshold = scale.threshold

@@ -15,7 +15,6 @@ from jprm.methods.evaluate.benchmark import (
     Files,
     ModelOptions,
     Neutral,
-    Reference,
     ScoringOptions,
 )
 
@@ -139,8 +138,6 @@ class BestOfNOptions(ScoringOptions):
     of the stored scores; by default the scale is read from the file that `jprm score` left beside them, or from the
     records' `semantics`.
     """
-    reference: Reference = None
-    """A smaller language model: scores are log ratios to it, as in `jprm score`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, 
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.jobs import score as scored
 from jprm.methods.jobs.score import identity, request_of, write_scores
+from jprm.methods.judge import is_judge
 from jprm.methods.judge.critiques import KEY as CRITIQUES
 from jprm.options import find_part
 from jprm.score.scorer import PRM
@@ -171,7 +172,7 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
     neutral = getattr(options, "neutral", "drop")
     check_neutral(neutral, read_all(files))
-    prm = load(options.model, adapter=options.adapter, reference=options.reference)
+    prm = load(options.model, adapter=options.adapter)
     scores, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
     scores = seen_by(benchmark, scores)
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))
@@ -213,7 +214,7 @@ def source(reader: str) -> FileReader:
 
 def open_scorer(path: PathLike) -> PRM | scored.Scorer:
     """Loads the model in a folder, or the judge in a JSON file."""
-    if os.fspath(path).endswith(".json"):
+    if is_judge(path):
         return find_part("jprm.methods.judge.load:load_judge", {}, "judge")(path)
     return load(path)
 
@@ -288,7 +289,7 @@ def scorer(prm: PRM, folder: PathLike) -> Scorer:
 
 
 def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
-    """Returns the files by the names used in the report and its scores.
+    """Returns the files by the name without suffix, which the report and the scores have.
 
     Raises FileNotFoundError if a file is missing (before any is scored), and ValueError if two files share a name.
     """

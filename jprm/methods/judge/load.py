@@ -84,7 +84,7 @@ def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
     judge = load_judge(path)
     if isinstance(judge, Comparison):
         reason = "compares the samples of pools, and is asked about one chain here"
-        raise RecordError(os.fspath(path), "judge.compare", reason, "Score files with it (`jprm score --judge`).")
+        raise RecordError(os.fspath(path), "judge.compare", reason, "Score files with it (`jprm score --model`).")
     return judge
 
 

@@ -137,7 +137,7 @@ class CritiqueConfig:
     `objective="next_token"`. Rerun to continue a stopped command.
 
     For example:
-      jprm label critique --judge judge.json --input labelled.jsonl --output critiques.jsonl --critiques kept.jsonl
+      jprm label critique --model judge.json --input labelled.jsonl --output critiques.jsonl --critiques kept.jsonl
 
     Attributes:
       most: Maximum critiques to keep per question (the first that match).

@@ -44,7 +44,7 @@ MOST_TOKENS = 1 << 16
 
 
 def step_text(messages: Sequence[Message], outcome: float | None = None) -> str:
-    """Encodes a turn and the environment's answer as a step."""
+    """Encodes a turn and the environment's answer as a step; the last step has the episode's outcome."""
     end = {} if outcome is None else {"outcome": outcome}
     return json.dumps({"messages": [dict(message) for message in messages], **end}, ensure_ascii=False)
 
@@ -202,17 +202,12 @@ class TurnScorer(Rescorer):
 
 
 def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:
-    """Returns the environment's outcomes for episodes; 0 if one did not end."""
+    """Returns the outcomes of episodes, (record, steps); 0 if one did not end."""
     return [Outcome(outcome_in(steps) or 0.0) for _, steps in chains]
 
 
 OUTCOME = Verifier(judge_outcomes, lambda record, where: None)
 """The verifier `outcome`."""
-
-
-def policy_of(policy: str | os.PathLike, environment: str | None, turns: int) -> Any:
-    """Loads a policy, which acts in the environment if one is given."""
-    return load_acting(policy, environment, turns) if environment else policies.load_policy(policy)
 
 
 def load_acting(policy: str | os.PathLike, environment: str, turns: int, **options: Any) -> WorldPolicy:
@@ -298,7 +293,9 @@ def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
 
 
 def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[ReasoningTree, list[int]]:
-    """Converts a tree of such steps to a message tree; returns it and the node of each step's turn."""
+    """Converts a tree of such steps, after the `opening` messages, to a message tree; returns it and each step's turn
+    node.
+    """
     nodes = [_node(message, i - 1) for i, message in enumerate(opening)]
     first, ends, turns = len(nodes) - 1, [], []
     for step in tree.nodes:

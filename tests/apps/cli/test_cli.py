@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.apps.cli.arguments import SYNONYMS, Commands, options_of
+from jprm.apps.cli.arguments import SYNONYMS, Commands, options_of, with_settings
+from jprm.apps.serve import Served
 from jprm.apps.web import Listen
 from jprm.methods.data.readers import READERS
 from jprm.methods.evaluate.benchmarks import find
@@ -85,6 +87,23 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
         assert not [line for line in lines if len(line) > columns and not line.startswith("  ")]
 
 
+@pytest.mark.parametrize("words", [["search", "beam"], ["score"], ["serve"], ["label", "mc"], ["prepare"]])
+def test_help_shows_the_eight_options_of_most_use_first(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--help"])
+    plain = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    shown = re.findall(r"^[│ ] --([\w.-]+)|^(?:├─)? (more options) ", plain, re.MULTILINE)
+    command = cli.app.chosen(words)
+    assert command is not None
+    names, options = [name or heading for name, heading in shown], options_of(command)
+    assert names.index("more options") == 8
+    names.remove("more options")
+    assert sorted(names) == sorted(options)
+    wanted = {name for name, option in options.items() if option.required or option.first}
+    assert wanted <= set(names[:8]) or wanted >= set(names[:8])
+
+
 def test_help_needs_no_array_library():
     """Importing one takes seconds, and starting a backend would take the accelerator from a run on the same machine."""
     run = subprocess.run([sys.executable, "-c", HELP, repr(COMMANDS)], capture_output=True, text=True, timeout=60)
@@ -144,14 +163,50 @@ def test_an_evaluation_needs_no_file_to_be_written(tmp_path, monkeypatch, capsys
         ("eval steps --model m --data a --json b --neutral drop --too-long error",
          "eval steps --model m --input a --output b --neutral drop --on-error stop"),
         ("tokenise e.py --out a --shards 2 --part 0/2", "tokenise e.py --output a --files 2 --shard 0/2"),
-        ("label mc --policy p --input a --output b --rollouts r --estimate soft --k 2 --trees_at_once 3 --shards 2",
-         "label mc --policy p --input a --output b --rollouts r --estimate soft --n 2 --at-once 3 --shards 2"),
+        ("label mc --policy p --input a --output b --rollouts r --estimate soft --k 2 --trees_at_once 3",
+         "label mc --policy p --input a --output b --rollouts r --estimate soft --n 2 --at-once 3"),
+        ("score --judge p.json --input a --output b", "score --model p.json --input a --output b"),
+        ("label judge --judge=p.json --input a --output b --domain d --rubric r",
+         "label judge --model=p.json --input a --output b --domain d --rubric r"),
         ("search filter --input a --calibration b --output c --error-rate 0.1",
          "search filter --input a --calibrate b --output c --error-rate 0.1"),
     ],
 )  # fmt: skip
 def test_the_names_that_options_had_are_taken(old, new):
     assert cli.app.renamed(old.split()) == new.split()
+
+
+@pytest.mark.parametrize(
+    ("args", "instead"),
+    [
+        ("score --model m --input a --output b --engine ray --shards 4", "--engine ray shards=N"),
+        ("search beam --policy p --workers 1 4", "--engine ray shards=N workers=MIN,MAX"),
+        ("label mc --turns 4", "--environment FILE.py:NAME turns=N"),
+        ("label mc --z 2", "only Python can set z"),
+        ("label omega --alpha 0.4", "only Python can set alpha"),
+        ("label consensus --other-threshold 0.4", "--threshold INPUT OTHERS"),
+        ("eval steps --model m --reference n", "adapter.json"),
+        ("serve --judge p.json", "jprm serve DIR P.json"),
+        ("serve m --queue-seconds=9", "--set queue_seconds=VALUE"),
+        ("annotate serve s --gold-fraction 0.2", "--set gold_fraction=VALUE"),
+        ("annotate select --count 1 --rest 0.2", "--set rest=VALUE"),
+        ("table runs --latex", "--format latex"),
+        ("score --model m --judge j", "--judge is a former name of --model"),
+    ],
+)
+def test_an_ended_option_names_what_to_write_instead(args, instead):
+    refused(ValueError, instead, cli.app.renamed, args.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["items"], "--set 'items'"), (["items=1.5"], "--set items: 1.5"), (["host=x"], "--set host: is no known field"),
+     (["items=0"], "items is 0")],
+)  # fmt: skip
+def test_settings_of_a_server_are_typed(words, message):
+    refused(ValueError, message, with_settings, words, Served())
+    (served,) = with_settings(["items=7", "weights=split", "queue_seconds=9"], Served())
+    assert (served.items, served.weights, served.queue_seconds) == (7, "split", 9.0)
 
 
 def test_an_option_of_a_users_own_keeps_its_name(tmp_path, monkeypatch):
@@ -230,7 +285,7 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
         ("serve runs/prm --longest 0", "longest is 0: it must be above 0"),
         ("serve runs/policy --port 99999", "port is 99999: it must be from 0 to 65535"),
         ("annotate select --input a.jsonl --output b.jsonl --count 0", "count is 0: it must be at least 1"),
-        ("annotate serve study --gold-fraction 2", "gold_fraction is 2.0: it must be from 0 to 1"),
+        ("annotate serve study --set gold_fraction=2", "gold_fraction is 2.0: it must be from 0 to 1"),
     ],
 )
 def test_options_of_servers_and_studies_are_refused_in_one_line(args, line, capsys):

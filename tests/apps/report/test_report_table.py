@@ -163,17 +163,17 @@ def test_every_form_holds_the_same_figures(evaluated, capsys):
         assert cli.main(["table", str(evaluated / "results"), *options]) == 0
         return capsys.readouterr().out
 
-    rows = list(csv.DictReader(io.StringIO(printed("--csv"))))
+    rows = list(csv.DictReader(io.StringIO(printed("--format", "csv"))))
     wanted = table_of([evaluated / "results"])
     assert [float(row["mean"]) for row in rows] == [row.mean.value for row in wanted]
     assert [row["optimizer.learning_rate"] for row in rows[:2]] == ["0.012345678", "0.5"]
-    latex, markdown, plain = printed("--latex"), printed("--markdown"), printed()
+    latex, markdown, plain = printed("--format", "latex"), printed("--format", "markdown"), printed()
     for row in wanted:
         shown = f"{100 * row.mean.value:.1f}"
         assert f"& {shown} &" in latex and f"| {shown} |" in markdown and shown in plain
     assert r"optimizer.learning\_rate" in latex and latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}")
     assert "0.012345678" in plain and "\N{HORIZONTAL ELLIPSIS}" not in plain
-    assert cli.main(["table", str(evaluated / "results"), "--csv", "--latex"]) == 2
+    assert cli.main(["table", str(evaluated / "results"), "--format", "html"]) == 2
 
 
 def test_settings_that_differ_in_the_last_digit_differ_in_the_table():

@@ -131,9 +131,19 @@ def url(tiny_run, tmp_path_factory):
     server = {"url": stub.url, "model": "stub", "retries": 0}
     (folder / "policy.json").write_text(json.dumps(server))
     (folder / "judge.json").write_text(json.dumps(server | {"prompt": "{problem}", "judge": {"prompt": "plain"}}))
-    command = [sys.executable, "-m", "jprm", "serve", str(tiny_run.folder), "--port", "0", "--longest", "1024"]
-    command += ["--policy", str(folder / "policy.json"), "--judge", str(folder / "judge.json")]
-    command += ["--tokenizer", "examples/bytes"]
+    command = [
+        sys.executable,
+        "-m",
+        "jprm",
+        "serve",
+        str(tiny_run.folder),
+        str(folder / "judge.json"),
+        "--port",
+        "0",
+        "--longest",
+        "1024",
+    ]
+    command += ["--policy", str(folder / "policy.json"), "--tokenizer", "examples/bytes"]
     log = folder / "log"
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=os.environ) as process:
         try:

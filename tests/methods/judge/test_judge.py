@@ -273,7 +273,7 @@ def test_the_command_writes_scores_and_continues(serve, tmp_path, capsys, monkey
     server = serve(lambda number, body: reply(YES) if number < 2 else (400, {}, {}))
     records = [{"problem": f"p{i}", "steps": ["a"]} for i in range(4)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    args = ["score", "--judge", str(write_judge(tmp_path / "judge.json", server, prompt="plain"))]
+    args = ["score", "--model", str(write_judge(tmp_path / "judge.json", server, prompt="plain"))]
     args += ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     assert cli.main(args) == 2 and not (tmp_path / "out.jsonl").exists()
     assert "2 critiques" in capsys.readouterr().err
@@ -297,10 +297,11 @@ def test_a_prompt_can_be_like_another(tmp_path):
     assert set(PROMPTS) == {"plain", "qwen-critique", "thinkprm", "genprm", "rubric", "scale", "r-prm"}
 
 
-@pytest.mark.parametrize("args", [[], ["--model", "m", "--judge", "j"], ["--judge", "j", "--dtype", "int8"]])
+@pytest.mark.parametrize("args", [[], ["--model", "m", "--judge", "j"], ["--model", "j.json", "--dtype", "int8"]])
 def test_one_scorer_with_its_own_options(args, capsys):
     assert cli.main(["score", *args, "--input", "setup.py", "--output", "out.jsonl"]) == 2
-    assert "--judge" in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and ("--model" in line or "--dtype" in line)
 
 
 @pytest.mark.parametrize("prompt", [name for name in PROMPTS if not PROMPTS[name].runs_code])

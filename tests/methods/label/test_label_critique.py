@@ -86,7 +86,7 @@ def test_the_command_continues_and_refuses_unlabelled_files(serve, tmp_path, cap
     write_judge(tmp_path / "judge.json", server, prompt="plain", samples=2)
     write_records(tmp_path / "in.jsonl", [POOL | {"problem": f"p{i}"} for i in range(3)])
     paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("in", "out", "critiques")}
-    args = ["label", "critique", "--judge", str(tmp_path / "judge.json"), "--input", paths["in"]]
+    args = ["label", "critique", "--model", str(tmp_path / "judge.json"), "--input", paths["in"]]
     args += ["--output", paths["out"], "--critiques", paths["critiques"], "--trees-at-once", "1"]
     server.script = lambda number, body: script(number, body) if number < 8 else (400, {}, {})
     assert cli.main(args) == 2 and "failed" in capsys.readouterr().err
@@ -105,7 +105,7 @@ def test_labels_of_a_judge_hold_their_meaning_and_critiques(serve, tmp_path, cap
     write_judge(tmp_path / "judge.json", serve(script), prompt="plain", samples=2)
     chains = [{"problem": f"p{i}", "steps": [("good", "wrong", "odd")[i % 3], "so"]} for i in range(6)]
     write_records(tmp_path / "in.jsonl", chains)
-    args = ["label", "judge", "--judge", str(tmp_path / "judge.json"), "--input", str(tmp_path / "in.jsonl")]
+    args = ["label", "judge", "--model", str(tmp_path / "judge.json"), "--input", str(tmp_path / "in.jsonl")]
     args += ["--output", str(tmp_path / "out.jsonl"), "--domain", "law", "--rubric"]
     rubric = "The cited rule exists <b>and</b> applies."
     assert cli.main([*args, " "]) == 2 and "domain" in capsys.readouterr().err

@@ -264,4 +264,4 @@ def test_a_majority_needs_no_model(server, capsys):
         assert record["search"]["answer"] == "0" and record["search"]["score"] is None  # of 0, 1, 2, 0
         assert all("scores" not in sample and "unscored" not in sample for sample in record["samples"])
     assert command(server, *search, "--choose", "best") == 2
-    assert "give --model DIR or --judge" in capsys.readouterr().err
+    assert "give --model DIR|P.json" in capsys.readouterr().err

@@ -95,6 +95,6 @@ def test_the_command(serve, tmp_path, capsys, monkeypatch):
     (tmp_path / "in.jsonl").write_text('{"problem": "p", "answer": 2}\n')
     paths = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out.jsonl")]
     args = ["search", "best-of-n", "--policy", "p", *paths, "--budget", "900", "--n", "3"]
-    assert cli.main([*args, "--judge", str(tmp_path / "judge.json")]) == 0
-    assert cli.main([*args, "--judge", str(tmp_path / "judge.json")]) == 0 and len(server.requests) == 6
+    assert cli.main([*args, "--model", str(tmp_path / "judge.json")]) == 0
+    assert cli.main([*args, "--model", str(tmp_path / "judge.json")]) == 0 and len(server.requests) == 6
     assert cli.main(args) == 2 and "--model" in capsys.readouterr().err
