@@ -218,7 +218,7 @@ def spread(
 
 
 def own_part(items: Sequence[Item], costs: Sequence[float] = ()) -> list[Item]:
-    """Returns the items for which this process computes `spread`'s values."""
+    """Returns this process's share of the items, of about equal total `costs` (default: 1 each), for `spread`."""
     index = members().index(jax.process_index())
     return [items[i] for i in parts(costs or [1.0] * len(items), count())[index]]
 

@@ -135,7 +135,7 @@ def pack(
 def split(
     tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool, siblings: bool = False
 ) -> tuple[list[Part], PackReport]:
-    """Returns one tree's parts and their counts, with the rules and errors of `pack`."""
+    """Returns the parts of tree number `index` and their counts, with the options, rules and errors of `pack`."""
     fitting, shape = _fit(tree, index, tokens, slots, too_long)
     if chains:  # the end of a policy's chain, at which no slot is read, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
@@ -325,7 +325,7 @@ def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list
 def lay_out(
     bins: list[list[Part]], tokens: int, slots: int, extras: tuple[str, ...] = ()
 ) -> tuple[Rows, np.ndarray, np.ndarray]:
-    """Writes each list of parts, which must fit, to a row; returns rows, tree and node per slot as in `Packed`."""
+    """Writes each list of parts, which must fit, to a row; returns rows, and tree and node (B, S) as in `Packed`."""
     rows = empty_rows(len(bins), tokens, slots, extras)
     tree_BS, node_BS = (np.full((len(bins), slots), -1, np.int32) for _ in range(2))
     for row, members in enumerate(bins):

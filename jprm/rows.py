@@ -47,7 +47,7 @@ class Rows:
 
 
 def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns `count` padding rows as numpy arrays, without used slots."""
+    """Returns `count` padding rows of `tokens` tokens and `slots` unused steps, as numpy arrays; `extras` are zeros."""
     none = np.full((count, slots), -1, np.int32)
     zero = np.zeros((count, slots), np.float32)
     return Rows(
@@ -73,7 +73,7 @@ def padded_size(count: int, least: int = 1, factor: int = 2) -> int:
 
 
 def padded_sizes(most: int, least: int = 1, factor: int = 2) -> list[int]:
-    """Returns all padded sizes for counts of up to `most`."""
+    """Returns the sizes least, least * factor, ... up to the first that is at least `most`."""
     sizes = [least]
     while sizes[-1] < most:
         sizes.append(factor * sizes[-1])
@@ -81,7 +81,7 @@ def padded_sizes(most: int, least: int = 1, factor: int = 2) -> list[int]:
 
 
 def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[Array, "B N *X"]:
-    """Returns x at N slots (or tokens) of each row."""
+    """Gathers x at N slots (or tokens) of each row."""
     if x_BSX.shape[1] == 1:
         return jnp.repeat(x_BSX, slot_BN.shape[1], axis=1)
     alone = slot_BN.shape == (1, 1)  # taken twice: JAX could not tell how one number of a split axis is split

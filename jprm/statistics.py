@@ -149,7 +149,7 @@ def bootstrap(
     seed: int,
     fraction: bool = True,
 ) -> Interval:
-    """Returns the `interval` for a statistic's `draws`."""
+    """Returns a statistic's 95 % interval from `n` resamples of its groups, e.g. problems: `interval` of `draws`."""
     return interval(draws(statistic, groups, n, seed=seed), fraction=fraction)
 
 
@@ -181,7 +181,9 @@ def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
 
 
 def difference(a: Draws, b: Draws | None = None) -> Difference:
-    """Returns A less B from `draws` with the same seed and groups, a paired bootstrap; or A, differences."""
+    """Returns the interval of A - B from `draws` with the same seed and groups, a paired bootstrap; or of A,
+    differences.
+    """
     if b is not None:
         a = Draws(a.value - b.value, a.drawn_R - b.drawn_R, a.groups)
     between, defined_R = interval(a, fraction=False), ~np.isnan(a.drawn_R)

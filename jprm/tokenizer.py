@@ -339,7 +339,9 @@ def chat_of(folder: Path) -> ChatTemplate | None:
 
 
 def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate | None:
-    """Returns a chat template from its form in files, a text or several by name, or None.
+    """Returns the chat template in a tokenizer's files: one text, several by name, or None. `path` is for errors.
+
+    `tokens` are the named control tokens that it may use, e.g. `bos_token`, and the date that it may write.
 
     Raises ValueError for another type, a template too long, or an invalid date.
     """
@@ -410,7 +412,7 @@ class Layout(Protocol):
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:
-        """Returns the ids for a step ending its chain, if it is read differently there; else None."""
+        """Returns the ids for step `number` (from 0) if it ends its chain and is then read differently; else None."""
         ...
 
 

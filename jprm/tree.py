@@ -279,7 +279,7 @@ def as_written(score: float) -> float:
 def with_labels(
     tree: ReasoningTree, labels: Iterable[float | None], semantics: str, origin: str, notes: Sequence[Mapping] = ()
 ) -> ReasoningTree:
-    """Sets labels[i] as node i's label, and adds notes[i] to its `extra`.
+    """Sets labels[i] as node i's label, with `semantics` and `origin` (the method), and adds notes[i] to its `extra`.
 
     Earlier labels are removed, and so is the `false` of an earlier check. A node without a label has no origin.
     """
@@ -324,7 +324,7 @@ def semantics_of(record: Mapping[str, Any], where: str) -> str:
 
 
 def parent_of(value: Any, i: int, start: str, where: str) -> int:
-    """Checks the `parent` of node i. Raises RecordError if it is not an earlier node or -1."""
+    """Returns the `parent` of node i (-1: `start`). Raises RecordError if it is not an earlier node or -1."""
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value < i:
         reason = f"is {value!r}, neither -1 ({start}) nor the index of an earlier node"
         raise RecordError(where, f"nodes[{i}].parent", reason, "Put parents before their children.")
@@ -467,7 +467,7 @@ def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
 
 
 def check_id(record: Mapping[str, Any], where: str, number: int, first_of: dict[str, int]) -> None:
-    """Raises RecordError if an earlier line has the same id; `first_of` maps ids to their first lines."""
+    """Raises RecordError if an earlier line has the record's id; `first_of` maps ids to first lines."""
     if isinstance(record.get("id"), str | int):
         first = first_of.setdefault(json.dumps(record["id"]), number)
         if first != number:

@@ -39,7 +39,7 @@ def model_config(path: Given | Found, **changes) -> ModelConfig:
 
 
 def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> Experiment:
-    """Returns the experiment with the model shape of its new base.
+    """Returns `changed`, the experiment with a new base, with that base's model shape; `before` has the old base.
 
     Keeps model fields that the user set (`named`, e.g. `model.layers`) or that differ from the old base. If the
     tokenizer was the old base, it becomes the new one.

@@ -59,7 +59,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
 
 
 def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Converts one layer's parameter to the file layout, (out, in)."""
+    """Converts one layer's parameter `role`, (in, ...), to the file layout of Hugging Face: (out, in), contiguous."""
     shape = file_shapes(config)[role]
     if role not in summed_axes() or role == "embed":
         return np.ascontiguousarray(array.reshape(shape))
@@ -67,7 +67,7 @@ def to_file(role: str, array: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Converts a file's tensor to one layer's parameter of the given shape, as a view; inverse of `to_file`."""
+    """Converts a file's tensor (out, in) to one layer's parameter `role` of the given shape, as a view."""
     if role not in summed_axes() or role == "embed":
         return array.reshape(shape)
     return array.swapaxes(-1, -2).reshape(shape)
@@ -81,7 +81,7 @@ def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> N
 
 
 def check_layers(path: str | os.PathLike, count: int, changes: Mapping) -> None:
-    """Raises ValueError if `changes` requests more layers than the file has."""
+    """Raises ValueError if `changes` asks for more layers than the `count` in the file at `path`."""
     if changes.get("layers", count) > count:
         raise ValueError(f"{path}: has {count} layers, not {changes['layers']}")
 
@@ -144,7 +144,9 @@ def load(
 
 
 def placed(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
-    """Returns a parameter sharded over the mesh that is set, or on the first device if there is none."""
+    """Returns parameter `role` sharded by the logical `axes` over the mesh that is set, or on the first device without
+    one.
+    """
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)

@@ -219,7 +219,7 @@ The tokenizer may have moved, but must be the same. If `steps` differs, the sche
 
 
 def stream_count(workdir: Place | None, processes: int, micro_rows: int) -> int:
-    """Returns the number of data streams: the run's own, or the most that the processes can have."""
+    """Returns a run's number of data streams: as recorded, or the most up to `processes` that divide `micro_rows`."""
     if workdir is not None and (workdir / RUN).exists() and saved(workdir):
         return max(1, read(workdir / RUN).data.streams)
     return next(count for count in range(min(processes, micro_rows), 0, -1) if micro_rows % count == 0)
@@ -252,7 +252,9 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
 
 
 def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
-    """Raises ValueError if two experiments, as JSON values, differ in a field that is not free."""
+    """Raises ValueError if two experiments, as JSON values, differ in a field that is not in `free`. `path` is for
+    errors.
+    """
     old, new = (flatten_dict(config, sep=".") for config in (recorded, here))
     names = [name for name in sorted(differing(old, new)) if not {name, name.split(".")[0]} & set(free)]
     if names:
@@ -264,7 +266,7 @@ def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str
 
 
 def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
-    """Stores the run's dependency digests. Raises ValueError if one has changed since the run started.
+    """Stores checksums by dependency (e.g. a data file) in the run. Raises ValueError if one changed since it started.
 
     A dependency not recorded by an earlier release is accepted as it is.
     """

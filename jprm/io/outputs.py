@@ -77,13 +77,13 @@ def finish(part: Growing, output: str | os.PathLike, request: dict[str, Any]) ->
 
 
 def check_own(output: str | os.PathLike, request: dict[str, Any]) -> None:
-    """Raises ValueError if another run started this output in a bucket, which has no lock before the first piece."""
+    """Raises ValueError if another request began this output in a bucket, which has no lock before the first piece."""
     if stored_request(output) != request:
         raise ValueError(f"{os.fspath(output)}: another run has begun to write it. Name another file")
 
 
 def check_unchanged(request: dict[str, Any], remedy: str) -> None:
-    """Raises ValueError if the request's input has changed since the request was made."""
+    """Raises ValueError, ending in `remedy`, if the request's input file has changed since the request was made."""
     now = input_of(request["input"]) if "input" in request else {}
     if now != {key: request[key] for key in now}:
         raise ValueError(f"{request['input']}: changed while it was read. {remedy}")
@@ -183,7 +183,7 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
 
 
 def write_json(path: str | os.PathLike, obj: Any) -> None:
-    """Writes indented JSON atomically. Raises ValueError for NaN and infinity, which JSON lacks."""
+    """Writes `obj` as indented JSON, atomically. Raises ValueError for NaN and infinity, which JSON lacks."""
     atomic_write(path, json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
@@ -404,7 +404,7 @@ class Bar(Progress):
 
 
 def in_words(seconds: float) -> str:
-    """Returns e.g. `9 min`."""
+    """Writes seconds in the first unit with a value below 99, e.g. 540 as `9 min`."""
     times = ((1, "s"), (60, "min"), (3600, "h"), (86400, "days"))
     size, unit = next((row for row in times if seconds < 99 * row[0]), times[-1])
     return f"{seconds / size:.0f} {unit}"

@@ -85,7 +85,9 @@ def _written(message: Any) -> bool:
 
 
 def divided(lines: Iterable[bytes], count: int, unit: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (shard index, lines) for each block of `unit` lines, in order."""
+    """Yields (index, lines) for each block of `unit` lines, in order; the index is a hash of its first problem, <
+    count.
+    """
     lines = iter(lines)
     while block := list(itertools.islice(lines, unit)):
         yield int.from_bytes(hashlib.sha256(problem_of(block[0])).digest()[:8], "big") % count, block
@@ -113,7 +115,7 @@ def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any],
 def write_manifest(
     shard: Shard, output: Place, settings: Mapping[str, Any], counts: Mapping[str, Any], **cost: Any
 ) -> None:
-    """Writes a finished shard's manifest. `settings`: further dependencies of the results beside the request."""
+    """Writes a finished shard's manifest; `settings` are dependencies beside the request, `cost` e.g. `seconds=3.2`."""
     source = stored_request(_beside(output, ".input"))
     content = {
         "version": MANIFEST_VERSION, "shard": shard.index, "shards": shard.count, "unit": source.pop("unit"),

@@ -146,7 +146,7 @@ PROJECTED = "projected"
 
 
 def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]:
-    """Returns an `attend` with a custom gradient; `forward` maps (q, k, v, plan, config) to (output, saved)."""
+    """Joins forward, (q, k, v, plan, config) to (output, saved), and a backward as in `jax.custom_vjp`."""
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
     def attention(q_BTKGH, k_BTKH, v_BTKH, plan, config):
@@ -209,7 +209,7 @@ def attend_in_blocks(
     window: Int[Array, ""] | None = None,
     at_once: bool = False,
 ) -> Float[Array, "B T K G H"]:
-    """Attends in `attention_block`-sized query blocks, or with all queries `at_once`."""
+    """Attends in `config.attention_block` queries at a time, or all `at_once`; `window` (None: all) is in tokens."""
     rows = dataclasses.replace(rows, window=window)
     # Heads before tokens and one contiguous matrix a key-value head: the products are then plain matrix products.
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * config.query_scale

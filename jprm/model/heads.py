@@ -177,7 +177,7 @@ def two_class_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array,
 
 
 def log_odds_log_likelihood(logit_BS1: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns t log p + (1 - t) log(1 - p) for target t, with p = sigmoid(logit)."""
+    """Returns t log p + (1 - t) log(1 - p), (B, S), for target t, with p the sigmoid of the head's only logit."""
     return two_class_log_likelihood(jnp.concatenate([jnp.zeros_like(logit_BS1), logit_BS1], axis=-1), target_BS)
 
 
@@ -290,7 +290,9 @@ def find(name: str) -> Head:
 
 
 def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) -> Head:
-    """Returns a head with named outputs. Raises ValueError if a name repeats or is `score`."""
+    """Returns a head with an output per name, the first as the score. Raises ValueError if a name repeats or is
+    `score`.
+    """
     if len(set(names)) < len(names) or "score" in names:
         raise ValueError(
             f"head {activation}={','.join(names)}: names must differ, and `score` is reserved for the first"

@@ -191,7 +191,7 @@ def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns the FLOPs per call of each kernel that the model's layers use (`Kind.kernels`)."""
+    """Returns FLOPs per call by kernel for `rows` rows of `tokens` tokens; `split` has the mesh's size per axis."""
     by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 
@@ -240,7 +240,7 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> 
 
 
 def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | None = None) -> Array:
-    """Contracts `x`'s last axes with `w`'s first, in the computation dtype.
+    """Contracts the last `axes` axes of `x` with the first of `w`, in the computation dtype; `place` shards the result.
 
     If attention is `flat` (CPUs), the product is float32 and then rounded: there XLA multiplies bfloat16 into float32
     twice as fast as into bfloat16. (An einsum would contract in the order of its letters and copy transposed weights.)
@@ -255,7 +255,7 @@ def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "
 
 
 def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], config: ModelConfig) -> dict[str, Array]:
-    """Gathers a kind's weights on every device.
+    """Gathers a kind's parameters `w` on every device; `weights` declares them by role.
 
     Without rematerialisation it gathers nothing: the gathered weights of all layers would wait for the backward pass.
     """

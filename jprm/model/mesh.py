@@ -104,7 +104,7 @@ def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> str | tuple[str, ...] | None:
-    """Removes mesh axes from one entry of a PartitionSpec."""
+    """Removes the mesh axes `left_out` from one entry `place` of a PartitionSpec."""
     names = tuple(name for name in _names(place) if name not in left_out)
     return names if len(names) > 1 else next(iter(names), None)
 
@@ -151,8 +151,9 @@ def put_rows(rows, mesh: Mesh, lead: int = 0):
 
 
 def put(arrays, place: NamedSharding):
-    """Puts all processes' equal host arrays on the mesh, each only its own parts. (`jax.device_put` compares
-    first.)"""
+    """Puts equal host arrays of all processes on the mesh as `place` shards them, each only its own parts.
+    (`jax.device_put` compares first.)
+    """
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
 

@@ -37,7 +37,7 @@ def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
 
 
 def check_matches(field: str, pattern: str, paths: Iterable[str]) -> None:
-    """Raises ValueError, listing the paths, if the pattern matches none."""
+    """Raises ValueError, naming the option `field` and listing the paths, if the pattern matches none of them."""
     if not any(re.search(pattern, path) for path in paths):
         raise ValueError(f"{field}={pattern!r} matches no parameter; paths are {', '.join(sorted(paths))}")
 
@@ -95,7 +95,7 @@ class Int8:
 
 
 def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
-    """Rounds to multiples of 1/127 of the largest magnitude along `axes`."""
+    """Stores `x` as int8, rounded to multiples of its largest magnitude along `axes` / 127; the scales are float32."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / 127
     values = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
@@ -218,7 +218,7 @@ def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Arra
 
 
 def check_adapted(paths: Iterable[str], freeze: str) -> None:
-    """Raises ValueError for parameters that are neither trained with adapters nor known to stay unchanged.
+    """Raises ValueError if LoRA training would freeze a parameter of `paths` that nothing declares as unchanged.
 
     Otherwise a new layer's parameters would be frozen silently. Parameters that `freeze` matches are fine.
     """
@@ -299,7 +299,7 @@ PEAK = {
 
 
 def peak(device_kind: str) -> float | None:
-    """Returns a device's published FLOPs per second, or None if unknown, e.g. for a CPU."""
+    """Returns the published FLOPs per second of a device kind (e.g. `TPU v4`), or None if unknown, e.g. for a CPU."""
     kinds = [name for name in PEAK if device_kind.startswith(name)]
     return PEAK[max(kinds, key=len)] if kinds else None
 
@@ -314,8 +314,9 @@ def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
 
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
-    """Returns the FLOPs for an update on `rows` rows, or for scoring if `trained` (paths) is empty, without
-    adapters'."""
+    """Returns the FLOPs to update the `trained` paths ([]: to score) on `rows` rows of `tokens` tokens and `slots`
+    steps, without adapters'.
+    """
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
     first = next((i for i in groups if in_group[i]), len(model.layer_groups))

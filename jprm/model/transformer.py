@@ -109,11 +109,10 @@ REMAT = {
 
 
 def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: ModelConfig, index: int):
-    """Applies one layer: the mixer, then the MLP. Each has a norm before, after, or both, and is added to the stream.
+    """Applies one layer to (B, T, D): the mixer, then the MLP. Each has a norm before, after, or both, and a skip.
 
-    apply: (kind name, x (B, T, D), w) to the addition to the stream, and results by name. index: the layer's place in
-        the
-    pattern. Returns the stream and both results.
+    `apply` maps (kind name, x (B, T, D), w) to (addition to the stream, sums by name). `index` is the layer's place in
+    the pattern. Returns the stream and the sums of both kinds.
     """
     w, sums, flat = cast_weights(layer, config, index), {}, attention.find(config.attention).flat
     B, T, D = x_BTD.shape
@@ -135,7 +134,7 @@ def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: 
 
 
 def normed(x_BTD, w: Mapping[str, Array], role: str, config: ModelConfig):
-    """Applies the norm `role` if the model has it."""
+    """Applies the RMS norm whose scale is `w[role]`, e.g. `attention_norm`; returns x if the model has no such norm."""
     return rms_norm(x_BTD, w[role], config.norm_eps) if role in w else x_BTD
 
 
@@ -336,7 +335,7 @@ class Model(nn.Module):
     def logits_at(
         self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"], embed_VD: Float[Array, "V D"]
     ) -> Float[Array, "B S C"]:
-        """Returns step logits from the hidden states at step ends. All step scoring calls this."""
+        """Returns step logits from states at step ends and each step's parent slot. All step scoring calls this."""
         return self.head(self.states_at(x_BSD, parent_BS), embed_VD)
 
     def states_at(self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
@@ -378,14 +377,14 @@ def step_logits_and_sums(
 def logits_at_steps(
     params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
 ) -> Float[Array, "B S C"]:
-    """Returns step logits from the hidden states at step ends and each step's parent slot."""
+    """Returns step logits from the hidden states at step ends and each step's parent slot (-1: none)."""
     return _apply(Model(config), params, x_BSD, parent_BS, params["decoder"]["embed"], method="logits_at")
 
 
 def states_at_steps(
     params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
 ) -> Float[Array, "B S D"]:
-    """Returns the head's input states, from the hidden states at step ends."""
+    """Returns the head's input: states at step ends, after the step layer; `parent_BS` as in `logits_at_steps`."""
     return _apply(Model(config), params, x_BSD, parent_BS, method="states_at")
 
 
@@ -440,6 +439,7 @@ class Plan:
 
 
 def attention_plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:
+    """Returns the rotations, query growth and visibility that all layers share."""
     return Plan(*positions(position_BT, config), attention.plan(until_BT, position_BT, config))
 
 
@@ -480,7 +480,7 @@ def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
 
 
 def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation], config: ModelConfig) -> Rotation:
-    """Returns `rotations[1]` if a window has a theta of its own, else `rotations[0]`; the identity without rotary."""
+    """Returns a layer's (cos, sin): `rotations[1]` if its window has its own theta; the identity without rotary."""
     cos_BTH, sin_BTH = rotations[0]
     if config.rope_theta_local:
         local = settings["window"] < UNBOUNDED
@@ -491,7 +491,9 @@ def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation
 
 
 def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "*T N H"]:
-    """Rotates pairs (i, i + R/2) in the first R dimensions, ordered like Hugging Face checkpoints, in float32."""
+    """Rotates pairs (i, i + R/2) in the first R dimensions, ordered like Hugging Face checkpoints, in float32; cos and
+    sin have R/2 columns.
+    """
     between = range(cos_BTH.ndim - 1, x.ndim - 1)
     cos, sin = jnp.expand_dims(cos_BTH, between), jnp.expand_dims(sin_BTH, between)
     size = 2 * cos_BTH.shape[-1]
@@ -511,7 +513,9 @@ def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, config: ModelConfig):
-    """Returns rotated queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis."""
+    """Returns rotated queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis. `growth_BT`
+    multiplies the queries (None: 1).
+    """
     if "qkv" in w:
         qkv_BTKXH = product(y_BTD, w["qkv"], config)
         q_BTKGH, k_BTKXH, v_BTKXH = jax.lax.split(qkv_BTKXH, (config.group, 1, 1), axis=qkv_BTKXH.ndim - 2)
@@ -533,7 +537,9 @@ def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, 
 
 
 def width_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Returns `rms_norm` over all heads together (OLMo 2 and 3). `scale` has the heads' axes."""
+    """Returns `rms_norm` over all heads together (OLMo 2 and 3). `scale` has the axes of the heads, `eps` is added to
+    the mean.
+    """
     axes = tuple(range(x.ndim - scale.ndim, x.ndim))
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axes, keepdims=True) + eps)
@@ -548,7 +554,9 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
-    """Returns the attention output. On CPUs, B and T are one axis, and queries, keys and values one product."""
+    """Returns the attention output, and no sums; `settings` has the layer's `window`. On CPUs, B and T are one axis,
+    and queries, keys and values one product.
+    """
     implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}
     w = fused_qkv(w) if implementation.flat else gathered_weights(w, ATTENTION_WEIGHTS, config)
@@ -574,13 +582,13 @@ def head_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def visible_pairs(tokens: int, window: int = UNBOUNDED) -> int:
-    """Returns the number of (query, key) pairs in a row filled by one chain, the most for any row."""
+    """Returns the (query, key) pairs in a row of `tokens` tokens filled by one chain, the most for any row."""
     seen = min(window, tokens)
     return seen * tokens - seen * (seen - 1) // 2
 
 
 def attention_flops(config: ModelConfig, tokens: int, layer: int) -> float:
-    """Returns the FLOPs for logits and weighted values: 2 H each per pair and head."""
+    """Returns a layer's FLOPs on a row of `tokens` tokens for logits and values: 2 H each per pair and head."""
     window_L = windows(config)
     pairs = visible_pairs(tokens, UNBOUNDED if window_L is None else int(window_L[layer]))
     return 4.0 * config.heads * config.head_dim * pairs

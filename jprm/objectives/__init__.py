@@ -324,7 +324,7 @@ def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"
 
 
 def pair_loss(s_BS: Float[Array, "B S"], pair_BSS: Float[Array, "B S S"]) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns weighted sums over pairs (i, j), i better: -log sigmoid(s_i - s_j), count, pairs in the right order."""
+    """Returns sums over pairs (i, j), i better, by weights: -log sigmoid(s_i - s_j), 1, and whether s_i > s_j."""
     margin_BSS = s_BS[:, :, None] - s_BS[:, None, :]
     loss = -jnp.sum(pair_BSS * jax.nn.log_sigmoid(margin_BSS))
     return loss, jnp.sum(pair_BSS), jnp.sum(pair_BSS * (margin_BSS > 0))
@@ -375,7 +375,7 @@ def returns(
     """Returns each step's mean lambda-return over its chains, and the chains' weight.
 
     Chains end where the weight is positive. A chain's return at i is lambda^d y, with its end d steps after i, plus the
-    sum of (1 - lambda) lambda^(d - 1) V over the steps d after i.
+    sum of (1 - lambda) lambda^(d - 1) V over the steps d after i: lambda is `decay`, y the outcome, V the value.
     """
     before_BSS = ancestors(rows)  # (later, earlier)
     depth_BS = jnp.sum(before_BSS, axis=-1)
@@ -540,7 +540,7 @@ def divisor(count: float) -> float:
 
 
 def names(metrics: dict[str, Any], name: str, values: dict[str, float | None]) -> dict[str, float | None]:
-    """Prefixes values from the judged scores `name`, if the objective has several."""
+    """Renames `values` from key to `NAME_key` if `metrics` has several judged scores and `name` is not `scores`."""
     judged = [value for value in metrics.values() if isinstance(value, Judged | ScoreSums)]
     return values if len(judged) == 1 or name == "scores" else {f"{name}_{key}": x for key, x in values.items()}
 
@@ -661,6 +661,7 @@ def option_types(objective: Any) -> dict[str, Any]:
 
 
 def check(objective: Objective, config: ObjectiveConfig) -> None:
+    """Calls the objective's own `check`, if it has one: ValueError if it does not fit the head or the labels."""
     if hasattr(objective, "check"):
         objective.check(config)
 
@@ -671,7 +672,7 @@ def log_ratio(objective: Objective) -> float | None:
 
 
 def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
-    """Returns the text of FILE.py, or None if `name` names no file; raises like `find`."""
+    """Returns the text of FILE.py in `name`, else None. Raises ValueError if the copy in workdir differs."""
     path = pathlib.Path(name.rpartition(":")[0])
     if path.suffix != ".py":
         return None

@@ -122,7 +122,7 @@ def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray,
 def chain_scores(
     paths: Sequence[Sequence[float]], rule: str, scale: Scale = PROBABILITY
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns (score, key) for N chains of step scores.
+    """Returns (score, key), each (N,), for N chains; `paths` holds the step scores of each.
 
     `score` is as in `by_every_rule`, with a log-odds sum as a probability. `key` is as in `rank_keys`. Rules that
     multiply probabilities use `Scale.weights`. Both are NaN if a chain has no steps or a non-finite score.

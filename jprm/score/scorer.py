@@ -549,7 +549,7 @@ class Speed:
     _last: float | None = None
 
     def add(self, dispatched: float, finished: float) -> None:
-        """Counts a batch's times. Batches must be added in dispatch order."""
+        """Adds a batch, dispatched and finished at these seconds of one clock, in dispatch order."""
         begun = dispatched if self._last is None else self._last
         self.waited += max(0.0, dispatched - begun)
         self.seconds += finished - begun

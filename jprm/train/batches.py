@@ -361,7 +361,7 @@ class Streams:
 
 
 def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
-    """Returns the streams with rows on this process's devices."""
+    """Returns the streams, of `count`, with rows of a micro-batch on this process's devices."""
     place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
     owned: set[int] = set()
     for (rows,) in filter(None, place.addressable_devices_indices_map((micro_rows,)).values()):

@@ -397,7 +397,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def at(self, step: int, doing: str) -> None:
-        """Records the main thread's next action and step."""
+        """Records that the main thread begins `doing` (e.g. `data`, `step`) at this step."""
         self._place = (step, doing, time.time())
         self._first = step if self._first is None else self._first
         self._arm()
@@ -455,11 +455,12 @@ def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
 
 
 def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: float) -> str:
-    """Returns a sentence naming the processes for which the others wait.
+    """Returns a sentence naming the processes for which the others wait, from each one's last heartbeat (None: none
+    yet).
 
-    These are the silent processes; else the ones at the earliest step; else, if all are at the same step, the ones
-    still waiting for data; else the ones that have not yet shared a value. If no process differs, the sentence names
-    the shared causes.
+    These are the processes silent for `seconds`; else the ones at the earliest step; else, if all are at the same step,
+    the ones still waiting for data; else the ones that have not yet shared a value. If no process differs, the sentence
+    names the shared causes.
     """
     silent = [i for i, beat in beats.items() if beat is None or now - beat["time"] > seconds]
     heard = {i: beat for i, beat in beats.items() if beat is not None and i not in silent}

@@ -169,7 +169,7 @@ class Guarded(NamedTuple):
 
 
 def guard(inner: optax.OptState) -> Guarded:
-    """Wraps an optimizer state in a fresh guard."""
+    """Wraps an optimizer state with no good or skipped steps and zero running means of loss and norm."""
     return Guarded(inner, *jax.jit(lambda: (jnp.int32(0), jnp.int32(0), jnp.float32(0), jnp.float32(0)))())
 
 
@@ -279,7 +279,9 @@ def _with_extra_args(init: Callable, update: Callable) -> optax.GradientTransfor
 
 
 def initial_state(experiment: Experiment, load_base: bool = True) -> State:
-    """Returns parameters, adapters and optimizer state, sharded over the current mesh; no reference."""
+    """Returns parameters, adapters and optimizer state, sharded over the current mesh; no reference. Without
+    `load_base` the decoder is random.
+    """
     model, key = experiment.model, jax.random.key(experiment.seed)
     loaded: dict[str, Any] = {}
     if experiment.base and load_base:

@@ -59,6 +59,9 @@ _LETTER = re.compile(r"[A-J]", re.IGNORECASE)
 
 
 def choices(prose: Prose) -> list[Mark]:
+    """Returns the stated letters of multiple choice, from A to J, e.g. of "the answer is (b)", in the order of
+    patterns.
+    """
     text = prose.text
     if "\n" not in text.strip():
         if option := _OPTION.match(text):

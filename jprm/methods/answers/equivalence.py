@@ -94,7 +94,10 @@ Same = Callable[[str, str], bool]
 
 
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
-    """Returns whether `answer` equals `truth`; False if either is absent. Thread-safe."""
+    """Returns whether `answer` equals `truth`; False if either is absent. Thread-safe.
+
+    `limit_s` are the seconds for a symbolic comparison; answers that take longer are not equal.
+    """
     left, right = forms.canonical_answer(truth), forms.canonical_answer(answer)
     if left is None or right is None:
         return False

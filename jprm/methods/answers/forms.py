@@ -280,7 +280,7 @@ def unit_of(phrase: str) -> str | None:
 
 
 def size_of(unit: str) -> tuple[str, Fraction]:
-    """Returns the base unit and the size in it, e.g. ("m2", 1/10000) for "cm2"."""
+    """Returns the base unit and the size in it, e.g. ("m2", 1/10000) for "cm2"; an unknown unit and 1."""
     name, power = (unit[:-1], unit[-1]) if unit[-1:] in ("2", "3") else (unit, "")
     base, size = _SIZE_OF.get(name, (name, Fraction(1)))
     return base + power, size ** int(power or 1)
@@ -342,6 +342,7 @@ def _last_value(text: str) -> int:
 
 
 def clash(left: str, right: str) -> bool:
+    """Returns whether two units are given and differ; "deg" fits all that begin like it, e.g. "degC"."""
     degrees = "deg" in (left, right) and left[:3] == right[:3]
     return bool(left and right and left != right and not degrees)
 

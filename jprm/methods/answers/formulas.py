@@ -373,6 +373,9 @@ _NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+
 
 
 def values(line: str) -> list[Value]:
+    """Returns the formulas and numbers in a line, after its label; the last side of an equation. If there are none,
+    digits.
+    """
     label = LABEL.match(line)
     items: list[Value] = []
     at = first = label.end() if label else 0

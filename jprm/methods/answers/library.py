@@ -27,7 +27,7 @@ _worker = Worker("jprm.methods.answers.library")
 
 
 def compare(truth: str, answer: str, limit_s: float) -> bool | None:
-    """Returns whether two LaTeX answers are equal; None if either does not parse or time ran out."""
+    """Returns whether two LaTeX answers are equal; None if either does not parse or `limit_s` seconds ran out."""
     return _worker.ask([truth, answer], limit_s)
 
 

@@ -25,6 +25,7 @@ _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e
 
 
 def sentences(text: str, start: int, end: int) -> list[Span]:
+    """Returns the (start, end) of each sentence in text[start:end]; abbreviations, e.g. "Dr.", end none."""
     out = []
     for stop in _FULL_STOP.finditer(text, start, end):
         if not _ABBREVIATED.search(text, max(start, stop.start() - 8), stop.start()):
@@ -282,7 +283,9 @@ def is_clause(text: str) -> bool:
 
 
 def last_statement(text: str, at: int) -> Span:
-    """Returns the line's last sentence with "therefore" and a value, else the first sentence."""
+    """Returns the last sentence with "therefore" and a value in the line from offset `at` on, else its first
+    sentence.
+    """
     end = text.find("\n", at)
     spans = sentences(text, at, min(len(text) if end < 0 else end, at + LONGEST))
     return next(

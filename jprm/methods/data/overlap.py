@@ -46,6 +46,7 @@ class Texts:
             self.add(text)
 
     def holds(self, text: str) -> bool:
+        """Returns whether an equal (or, with `near`, similar) text was added."""
         return text in self._equal or (self._rensa is not None and self._near.is_duplicate("", self._sketch(text)))
 
     def add(self, text: str) -> bool:

@@ -185,6 +185,7 @@ def cached_trees(
 
     Args:
       trees: consumed only if they are not cached yet.
+      total: their number, for the progress bar.
       about: the JSON settings that the trees depend on, including their `extras`.
     """
     if is_remote(folder):

@@ -260,6 +260,7 @@ def _outputs(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty_pool(config: ModelConfig, slots: int, nodes: int = 0) -> Pool:
+    """Returns the empty keys and values of `slots` tokens, and recurrent states of `nodes` nodes."""
     x_ND = jnp.zeros((slots, config.width), config.dtype, out_sharding=sharding(None, None))
     return Pool(decode.empty_slots(config, slots, nodes), x_ND)
 
@@ -464,7 +465,8 @@ class PrefixCache:
     def outputs_of(self, tree: ReasoningTree, caller: str) -> tuple[dict[str, Float[np.ndarray, " N"]], int]:
         """Returns a tree's named outputs, like `PRM.outputs_of`, and how many of its tokens were in the cache.
 
-        Raises ValueError if the tree has more tokens than the cache has slots; else like `PRM.outputs_of`.
+        Only trees with the same `caller` (a secret text) share cached tokens. Raises ValueError if the tree has more
+        tokens than the cache has slots; else like `PRM.outputs_of`.
         """
         tokens = token_tree(tree, self._prm.layout)
         shape = geometry(tokens.length_R, tokens.parent_R)

@@ -131,6 +131,7 @@ def _is_attention(mixer: str) -> bool:
 
 
 def recurrent(config: ModelConfig) -> bool:
+    """Returns whether a mixer of the model has a recurrent state, e.g. deltanet."""
     return any(_recurrent(name) is not None for name in config.mixers)
 
 
@@ -518,6 +519,7 @@ def of_rows(state, row_Q, m: int):
 
 @jax.jit
 def keys(number_B, hash_B):
+    """Returns the random key of every sample, from its number and its text's hash (`text_hash`)."""
     return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
 
 

@@ -485,9 +485,10 @@ def agents_report(
 ) -> dict[str, Any]:
     """Returns the figures of trajectories, each with a 95 % interval over problems.
 
-    `trials` and `first_bad` are present if there are outcomes and bad turns. The other figures need turns with both
-    labels and scores: `baselines` has the trivial scores, and `ahead` the model minus the best baseline per figure,
-    paired on the same resamples.
+    A turn is bad below the first of `thresholds` and good from the second on; `fitted`: whether they were fitted to
+    other files. `trials` and `first_bad` are present if there are outcomes and bad turns. The other figures need turns
+    with both labels and scores: `baselines` has the trivial scores, and `ahead` the model minus the best baseline per
+    figure, paired on the same resamples.
 
     Raises ScoreError if only some turns have a score, or there is nothing to evaluate.
     """

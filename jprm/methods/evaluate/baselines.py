@@ -107,7 +107,10 @@ def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndar
 def of_labelled(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
-    """Returns each baseline's scores of labelled steps; leaves out baselines with too few or too many steps."""
+    """Returns, by baseline, step scores per tree; `classes` are each tree's labels (`label_class`).
+
+    Baselines with too few or too many steps are left out.
+    """
     few = sum(len(tree.nodes) for tree in trees) <= MOST_SAMPLES
     return _computed(LABELLED, trees, classes) if few else {}
 
@@ -115,7 +118,11 @@ def of_labelled(
 def fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> Sequence[Float[np.ndarray, " N"]] | None:
-    """Returns out-of-fold step scores from a regression on the features `rows`; None if there are too few."""
+    """Returns out-of-fold step scores of a logistic regression from features to right steps; None if there are too few.
+
+    Each entry of `rows` (features) and `classes` (1, 0, or -1 without a label) is a tree; a step's score comes from a
+    fit to other `problems`.
+    """
     return find_part("jprm.methods.evidence.baselines:cross_fitted", {}, "baseline")(rows, classes, problems)
 
 

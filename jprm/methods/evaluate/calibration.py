@@ -197,6 +197,8 @@ def calibration_report(
 ) -> dict[str, Any]:
     """Returns the calibration of scored trees by file, before and after maps fitted on `calibrate`.
 
+    `neutral` is the class of neutral ratings (positive, negative or drop).
+
     - `raw`: the figures on all files. `by`: the same by `step`, `length` (quartiles of characters) and `subset` (file).
     - `recalibrated`: the figures by kind of map, with `map` and `calibration_steps`. `chosen` is the kind with the
       lowest cross-fitted Brier score on `calibrate` (`choose_map`).

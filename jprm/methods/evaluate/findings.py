@@ -75,7 +75,7 @@ def lead(findings: Sequence[Finding]) -> list[str]:
 
 
 def first_fault(sentences: Sequence[tuple[str, str]]) -> str:
-    """Returns the first bad sentence of a verdict, or else the first sentence."""
+    """Returns the first sentence of kind `bad` in a verdict of (kind, sentence), else the first sentence."""
     return next((sentence for kind, sentence in sentences if kind == "bad"), sentences[0][1])
 
 

@@ -130,7 +130,9 @@ def mistakes_report(
 
 
 def mr_score(row: Mapping[str, Any]) -> float:
-    """Returns the two parts of MR-Ben's score that need no reasons, from one subject's figures."""
+    """Returns MR-Ben's score without reasons, 0.2 MCC (at least 0) + 0.3 accuracy of first errors, from a subject's
+    figures.
+    """
     located = row["n_error"] - row["n_not_located"]
     step_accuracy = (row["error_accuracy"]["value"] or 0.0) * located / max(row["n_error"], 1)
     return 0.2 * max(0.0, row["mcc"]["value"]) + 0.3 * step_accuracy
@@ -189,7 +191,11 @@ def balanced(
 def levels_report(
     trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Returns `mistakes_report` plus Hard2Verify's `levels`. Raises ScoreError if a step has no label."""
+    """Returns `mistakes_report` plus Hard2Verify's `levels`: balanced accuracy of steps, responses and first errors.
+
+    A step is right from `threshold` on; `subjects` has the subject of every tree. Raises ScoreError if a step has no
+    label.
+    """
     report, chains = mistakes_report(trees, threshold, seed, subjects), chains_of_files(trees)
     labels = [node.label for tree in trees for node in tree.nodes]
     if not set(labels) <= {0, 1}:

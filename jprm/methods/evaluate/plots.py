@@ -62,7 +62,7 @@ def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) ->
 
 
 def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws the fraction right over the mean score per bin, with intervals."""
+    """Draws the fraction right over the mean score per bin, with intervals, for each curve by name."""
     axes = figure.subplots()
     axes.plot([0, 100], [0, 100], color=INK, linestyle="--", linewidth=1)
     for (label, curve), colour in zip(curves.items(), COLOURS, strict=False):

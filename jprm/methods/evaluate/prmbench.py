@@ -95,7 +95,9 @@ class Confusion(NamedTuple):
 
 
 def f1s(counts: Confusion) -> tuple[Any, Any]:
-    """Returns F1 and negative F1; NaN if there are no such steps or predictions."""
+    """Returns F1 of right and of wrong steps (negative F1) from counts; NaN if there are no such steps or
+    predictions.
+    """
     tp, fp, tn, fn = counts
     return ratio(2 * tp, 2 * tp + fp + fn), ratio(2 * tn, 2 * tn + fp + fn)
 
@@ -107,7 +109,10 @@ def prm_score(counts: Confusion) -> Any:
 
 
 def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMBENCH) -> Float[np.ndarray, "*R K"]:
-    """Returns PRMScore overall, per class and per group; NaN if a class has no steps."""
+    """Returns PRMScore overall, per class and per group (K in all), for R resamples of C classes.
+
+    The last axis counts true and false positives, true and false negatives. NaN if a class has no steps.
+    """
     counts = Confusion(*np.moveaxis(count_RC4, -1, 0))
     overall_R = prm_score(Confusion(*(count_RC.sum(-1) for count_RC in counts)))
     class_RC = prm_score(counts)
@@ -253,6 +258,7 @@ def _called_right(tree: ReasoningTree, score_P: np.ndarray, redundant: bool, sca
 
 
 def figures(taxonomy: Taxonomy, request: Request) -> Report:
+    """Computes the entry in `results.json` by the classes of `taxonomy`; see `Benchmark.figures`."""
     return prmbench_report(request.trees, request.seed, request.scale, taxonomy) | {"too_long": request.left_out}
 
 
@@ -292,6 +298,7 @@ def findings(name: str, title: str, results: Mapping[str, Any]) -> Iterator[Find
 
 
 def left_out(title: str, report: Report) -> Iterator[tuple[str, int]]:
+    """Yields the number of repeated records that the figures of the benchmark `title` leave out."""
     yield f"{title}: repeated records", report["repeated"]
 
 

@@ -169,7 +169,8 @@ def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
     """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) by kind of threshold and file.
 
-    The resamples depend only on the problems and the seed, so the draws of two models can be subtracted.
+    Kinds are `half` (the model's `threshold`), `tuned` on the file `calibration`, and `cross_fit`. The resamples depend
+    only on the problems and the seed, so the draws of two models can be subtracted.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = or_none(best_threshold, chains[calibration]["first_error"], chains[calibration]["scores"])

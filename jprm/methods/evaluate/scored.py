@@ -33,7 +33,7 @@ def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None
 
 
 def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
-    """Returns a figure minus that of the best `baseline`, paired, as JSON."""
+    """Returns a figure, from its draws, minus the best baseline's, paired, as JSON with the baseline's name."""
     best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))
     return difference(drawn, baselines[best]).json() | {"baseline": best}
 
@@ -80,7 +80,7 @@ def harmonic_mean(a: Any, b: Any) -> Any:
 
 
 def f1_of(error_accuracy: Any, correct_accuracy: Any) -> F1:
-    """Returns ProcessBench's F1 from its two parts."""
+    """Returns ProcessBench's F1: the harmonic mean of the accuracies on chains with and without an error."""
     return F1(harmonic_mean(error_accuracy, correct_accuracy), error_accuracy, correct_accuracy)
 
 

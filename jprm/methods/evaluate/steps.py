@@ -165,7 +165,10 @@ def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scor
 
 
 def auroc_draws(scored: Sequence[ReasoningTree], neutral: str | None, seed: int) -> Draws:
-    """Returns the AUROC of all labelled steps and its draws over problems, for `jprm.statistics.difference`."""
+    """Returns the AUROC of all labelled steps and its draws over problems, for `jprm.statistics.difference`.
+
+    `neutral` is the class of neutral ratings, as in `label_class`.
+    """
     trees = labelled(scored, neutral)
     score_N, right_N, problem_N = _labelled_steps(trees, [tree.score_N for tree in trees])
     return draws(lambda weight_RN: auroc(score_N, right_N, weight_RN), problem_N, seed=seed)
@@ -232,7 +235,8 @@ def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) 
 def labelled(trees: Sequence[ReasoningTree], neutral: str | None, first: int = 0) -> list[Labelled]:
     """Returns scored trees as arrays. `first` is the number of the first record in error messages.
 
-    Raises ScoreError if a score is missing or a label has no class.
+    `neutral` is the class of neutral ratings, as in `label_class`. Raises ScoreError if a score is missing or a label
+    has no class.
     """
     arrays, names = [], [f"record {first + i}" for i in range(1, len(trees) + 1)]
     for tree, name, score_N in zip(trees, names, scores_of(trees, names), strict=True):

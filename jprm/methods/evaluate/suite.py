@@ -195,10 +195,11 @@ def _section(section: Any, benchmark: Benchmark, path: Place) -> dict[str, tuple
 
 
 def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str], None] = lambda line: None) -> Report:
-    """Scores all files (reusing existing scores), computes every section, and writes and returns `results.json`.
+    """Scores all files (reusing existing scores), computes every section, and writes and returns `OUT/results.json`.
 
-    `tell` receives a line at the start of each piece of work. Raises if a section raises for invalid records; sections
-    without enough data are listed under `not_computed` with the reason.
+    `model` is a model's folder or a judge's JSON file. `tell` receives a line at the start of each piece of work.
+    Raises if a section raises for invalid records; sections without enough data are listed under `not_computed` with
+    the reason.
     """
     out = path_of(out)
     prm, files = open_scorer(model), _files(suite)
@@ -243,7 +244,9 @@ def results_of(
 ) -> Report:
     """Computes all sections of a suite from scored records by file name.
 
-    If the records are too few or too uniform for a section, it is left out and `not_computed` has the reason.
+    `score` rescores edited chains (None: no such diagnostics), `scale` is the scores' meaning, and `too_long` counts
+    left-out records by file. If the records are too few or too uniform for a section, it is left out and `not_computed`
+    has the reason.
     """
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}

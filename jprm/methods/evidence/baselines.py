@@ -147,6 +147,10 @@ def rows_of_place(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
 
 
 def of_place(depth: int, characters: int, so_far: int) -> tuple[float, ...]:
+    """Returns the features of a step's place: its depth and length, plain and as logs, and the log length before it.
+
+    Lengths are in characters.
+    """
     return depth, np.log1p(depth), characters, np.log1p(characters), np.log1p(so_far)
 
 

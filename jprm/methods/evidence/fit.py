@@ -82,7 +82,7 @@ def bucket(problem: str, n: int) -> int:
 def read_policy(
     path: str | os.PathLike, sources: Sequence[Source], keep: Callable[[str], bool] = lambda problem: True
 ) -> PolicyPools:
-    """Reads a file's pools, and their evidence, for problems accepted by `keep`.
+    """Reads a file's pools, and the sources' evidence on them, for problems accepted by `keep`.
 
     Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown.
     """
@@ -94,6 +94,10 @@ def read_policy(
 
 
 def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> PolicyPools:
+    """Reads the sources on a policy's pools: evidence, outcome, problem and answer per chain, and the sources' cost.
+
+    Raises ScoreError if a sample's outcome is unknown; `name` is the policy's, for errors.
+    """
     seconds, tokens, columns = {}, {}, []
     for source in sources:
         start, before = time.perf_counter(), source.tokens()
@@ -118,7 +122,9 @@ def fit_calibrated(
     keep: Callable[[str], bool] = lambda problem: True,
     loss_of: Callable[[Chains], Loss] = by_pairs,
 ) -> Ranker:
-    """Fits a ranker to the problems that satisfy `keep`, and calibrates it on other problems.
+    """Fits a ranker by a loss (`by_pairs` or `by_answers`) to the problems that satisfy `keep`.
+
+    Seven tenths of the problems train the weights, one chooses the regularisation, and two calibrate the scores.
 
     Raises ValueError if one of the three parts has no problem with both a correct and an incorrect chain.
     """
@@ -161,7 +167,7 @@ def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]
 
 
 def stronger(chains: Chains, kept: float, seed: int) -> Chains:
-    """Drops incorrect chains at random to simulate a stronger policy on the same problems.
+    """Drops incorrect chains at random, each kept with probability `kept`, to simulate a stronger policy.
 
     Every pool keeps its first chain: a stronger policy still fails if it has no correct chain.
     """
@@ -231,8 +237,9 @@ def candidates(
 ) -> dict[str, Verifier]:
     """Returns the verifiers to choose from, by name: "fused", and each number that can choose alone.
 
-    If the numbers include a model's scores, the fused verifier is trained to vote and chooses answers. With text alone
-    it ranks chains, which transfers better to other policies, and votes as cautiously as `vote`.
+    `names` are the evidence's features; problems must satisfy `keep`. If the features include a model's scores, the
+    fused verifier is trained to vote and chooses answers. With text alone it ranks chains, which transfers better to
+    other policies, and votes as cautiously as `vote`.
 
     Raises ValueError like `fit_calibrated`.
     """

@@ -82,7 +82,8 @@ def pair_loss(
 ) -> tuple[float, Float[np.ndarray, " F"]]:
     """Returns the weighted mean of log(1 + exp(s_wrong - s_right)) + strength |w|^2 / 2, and its gradient.
 
-    s = x w. This is the pairwise logistic loss of Burges et al. (RankNet, ICML 2005).
+    s = x w, with features x (M chains, F) and weights w. This is the pairwise logistic loss of Burges et al. (RankNet,
+    ICML 2005).
     """
     score_M = x_MF @ w_F
     gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
@@ -97,8 +98,8 @@ def answer_loss(
 ) -> tuple[float, Float[np.ndarray, " F"]]:
     """Returns the pools' mean -log(correct answer's share of exp(s)) + strength |w|^2 / 2, and its gradient.
 
-    s = x w. Chains without an answer have no weight. Pools whose answers are all correct or all incorrect are left out.
-    Pools of a policy weigh the same, and so do policies.
+    s = x w, with features x (M chains, F) and weights w. Chains without an answer have no weight. Pools whose answers
+    are all correct or all incorrect are left out. Pools of a policy weigh the same, and so do policies.
     """
     score_M = np.where(chains.class_M >= 0, x_MF @ w_F, -np.inf)
     top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
@@ -126,11 +127,13 @@ Loss = Callable[[np.ndarray, np.ndarray, float], tuple[float, np.ndarray]]
 
 
 def by_pairs(chains: Chains) -> Loss:
+    """Returns `pair_loss` on these chains: each correct chain should score above the incorrect ones of its pool."""
     pairs = pairs_of(chains)
     return lambda w_F, x_MF, strength: pair_loss(w_F, x_MF, pairs, strength)
 
 
 def by_answers(chains: Chains) -> Loss:
+    """Returns `answer_loss` on these chains: the votes of correct answers, for a verifier that votes."""
     return lambda w_F, x_MF, strength: answer_loss(w_F, x_MF, chains, strength)
 
 
@@ -161,6 +164,7 @@ class Ranker:
         return self.standard(x_MF) @ self.weight_F
 
     def log_odds(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
+        """Returns the log-odds, calibrated, that each chain is correct."""
         return self.slope * self.score(x_MF) + self.intercept
 
     def of_one(self, number: int) -> Ranker:

@@ -66,6 +66,7 @@ def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
 
 
 def texts(tree: ReasoningTree) -> list[tuple[str, ...]]:
+    """Returns the steps of every chain, as texts."""
     return [tuple(tree.nodes[i].text for i in chain) for chain in chains_of(tree)]
 
 
@@ -266,6 +267,7 @@ def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | 
 
 
 def log_odds(score_P: Sequence[float]) -> list[float]:
+    """Returns log(p / (1 - p)), p kept `CLIP` away from 0 and 1."""
     inside_P = np.clip(np.asarray(score_P, float), CLIP, 1 - CLIP)
     return np.log(inside_P / (1 - inside_P)).tolist()
 
@@ -470,6 +472,7 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})s?\b", re.IGNORECASE)
 
 
 def value_of(text: str) -> float:
+    """Returns the number in a text with thousands separators, rounded to 6 digits."""
     return round(float(text.replace(",", "")), 6)
 
 

@@ -51,6 +51,11 @@ class Vote:
     distance: float = 2.0
 
     def powers(self, share_P: Float[np.ndarray, " P"], distance_P: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+        """Returns the exponent of the verifier's score in each pool's vote: power (1 - share)^agreement /
+        distance^distance.
+
+        `share_P` is the majority's share, `distance_P` (at least 1) how unlike the training policies the pool is.
+        """
         return self.power * (1 - share_P) ** self.agreement / np.maximum(1, distance_P) ** self.distance
 
 
@@ -198,7 +203,7 @@ def _recorded(source: Source) -> dict[str, Any]:
 
 
 def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: str = "chains") -> dict[str, Any]:
-    """Returns everything that the scores depend on."""
+    """Returns everything that the scores depend on; `chooses` is `chains` or `answers`."""
     of_answers = {"chooses": chooses} if chooses != "chains" else {}
     return of_answers | {
         "sources": {source.name: {"version": source.version, **source.request} for source in sources},

@@ -84,6 +84,7 @@ class GgufFile:
         return value
 
     def need(self, key: str, *, kind: type = int) -> Any:
+        """Returns a metadata value, e.g. `{a}.block_count` ({a}: architecture). Raises ValueError without it."""
         if (value := self.get(key, kind=kind)) is not None:
             return value
         key = key.replace("{a}", self.architecture)

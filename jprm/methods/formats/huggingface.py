@@ -403,9 +403,11 @@ class Fields:
         self.path, self.fields, self.inside = path, fields, inside
 
     def refuse(self, name: str, reason: str) -> ValueError:
+        """Returns the ValueError for a field, to be raised."""
         return ValueError(f"{self.path}: {self.inside}{name} {reason}")
 
     def has(self, name: str) -> bool:
+        """Returns whether the field is there and not null."""
         return self.fields.get(name) is not None
 
     def check(self, known: set[str], fixed: Mapping[str, tuple], remedy: str = "") -> None:
@@ -419,18 +421,21 @@ class Fields:
                 raise self.refuse(name, f"{value!r} is not supported; only {only} is{remedy}")
 
     def need(self, name: str, default: Any = None) -> Any:
+        """Returns a field or its default. Raises ValueError if both are absent or null."""
         value = self.fields.get(name) if self.has(name) else default
         if value is None:
             raise self.refuse(name, "is missing")
         return value
 
     def count(self, name: str, default: int | None = None) -> int:
+        """Returns a field that must be an integer from 1 to 2^31 - 1. Raises ValueError."""
         value = self.need(name, default)
         if type(value) is not int or not 0 < value < 2**31:
             raise self.refuse(name, f"is {value!r}, and not a positive integer")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
+        """Returns a field that must be a finite number above 0. Raises ValueError."""
         value = self.need(name, default)
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise self.refuse(name, f"is {value!r}, and not a positive number")
@@ -442,6 +447,7 @@ class Fields:
         return self.number(name, default) if self.has(name) or default else 0.0
 
     def flag(self, name: str, default: bool) -> bool:
+        """Returns a field that must be true or false. Raises ValueError."""
         value = self.fields.get(name) if self.has(name) else default
         if type(value) is not bool:
             raise self.refuse(name, f"is {value!r}, and neither true nor false")

@@ -37,8 +37,9 @@ def causal_lm(
 ) -> None:  # fmt: skip
     """Writes a policy as a folder for transformers, vLLM and SGLang: tensors, config.json and tokenizer.
 
-    Adapters must be merged. `tied_head` also writes a head equal to the embedding, for servers that exchange their
-    parameters. Raises ValueError, naming the field, if no class of transformers supports the model.
+    `positions` is the longest context in tokens; a tensor file has about `shard_bytes`. Adapters must be merged.
+    `tied_head` also writes a head equal to the embedding, for servers that exchange their parameters. Raises
+    ValueError, naming the field, if no class of transformers supports the model.
     """
     family, fields = decoder_json(str(folder), config, tokenizer, positions, dtype)
     tensors = list(decoder_tensors(params["decoder"], config))
@@ -231,7 +232,7 @@ def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterable[
 
 
 def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:
-    """Writes one file, or shards and their index. Existing files are kept.
+    """Writes one file, named `single`, or shards of about `shard_bytes` and their index. Existing files are kept.
 
     The host holds one shard and one stack of layers.
     """

@@ -171,7 +171,9 @@ REMEDY = "run `jprm eval calibration --store`"
 
 
 def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str | None) -> None:
-    """Writes a map and the names of its calibration files into the model's folder."""
+    """Writes a map (`recalibration`, as JSON), its calibration files and their `neutral` class into the model's
+    folder.
+    """
     from_json(recalibration)
     checkpoint = {"run": run_id(path_of(prm.name)), "step": prm.step}
     record = {"map": dict(recalibration), **checkpoint, "fitted_on": list(files), "neutral": neutral}

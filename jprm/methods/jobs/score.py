@@ -134,10 +134,10 @@ def score_atif(
     calibrated: bool = False,
     speed: Speed | None = None,
 ) -> str:
-    """Scores a file of ATIF documents; writes each turn's score to `extra.jprm` of its step.
+    """Scores a file of ATIF documents; writes each turn's score to `extra.jprm` of its step; returns a summary.
 
-    The trajectories go to `OUTPUT.turns.jsonl` like any output of `score_file`, and are resumed and reused in the same
-    way. The final output is built from them and keeps all other bytes of the input.
+    The trajectories go to `OUTPUT.turns.jsonl` like any output of `score_file`, with its options, and are resumed and
+    reused in the same way. The final output is built from them and keeps all other bytes of the input.
 
     Raises like `score_file`, also if a document is not ATIF.
     """
@@ -176,8 +176,8 @@ def write_scores(
     """Writes scored records to `output`; returns the number that an earlier, interrupted call had written.
 
     A call with the same request resumes after the last complete chunk, and does nothing if `output` is finished. Every
-    process must call this: each scores its chunks, and process 0 writes. `mapped` transforms each scored record before
-    it is written; `speed` counts the work of one process.
+    process must call this: each scores its chunks, and process 0 writes. `total` is the number of records for the
+    progress bar; `mapped` transforms each scored record before it is written; `speed` counts the work of one process.
 
     Raises:
       ValueError: `output` belongs to another request, or another process is writing it; nothing is changed.

@@ -38,6 +38,7 @@ KINDS = {
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
+    """Returns why the kernel cannot run this model on the backend; None if it can. See `Implementation.refuses`."""
     if backend == "gpu":
         return "attention='kernel' is for TPUs; a GPU takes attention='gpu_kernel'"
     return None
@@ -420,6 +421,10 @@ def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
 def find_blocks(
     until_BS: Int[Array, "B S"], position_BS: Int[Array, "B S"], sizes: Sizes, parts: int = 1
 ) -> BlockLists:
+    """Returns the pairs of a query block and a key block with a visible pair, by query and by key.
+
+    `sizes` are the tokens per block; `parts` are those into which the mesh splits the tokens.
+    """
     B, S = until_BS.shape
     start_T, start_S = jnp.arange(0, S, sizes.query), jnp.arange(0, S, sizes.key)
     last_BS = jnp.max(reshape(until_BS, (B, S // sizes.key, sizes.key), "batch"), axis=-1)

@@ -46,7 +46,11 @@ class Crowd(NamedTuple):
 
 
 def majority(verdict_NJ: Int[np.ndarray, "N J"], classes: int) -> Float[np.ndarray, "N C"]:
-    """Returns each class's share of a step's verdicts. Negative verdicts count as missing."""
+    """Returns each class's share of the verdicts on every step, from N steps by J judges; a negative verdict is
+    missing.
+
+    Raises ValueError if a step has no verdict.
+    """
     votes_NC = (verdict_NJ[..., None] == np.arange(classes)).sum(1).astype(float)
     if (votes_NC.sum(1) == 0).any():
         raise ValueError("a step has no verdict: leave it out")
@@ -61,10 +65,11 @@ def dawid_skene(
     iterations: int = 100,
     tolerance: float = 1e-5,
 ) -> Crowd:
-    """Fits the model by EM. Negative verdicts count as missing.
+    """Fits class prior and confusion matrices of J judges by EM, at most `iterations` rounds; -1 is a missing verdict.
 
-    Each step has weight `weight_N`. EM stops if the evidence lower bound per verdict grows by less than `tolerance`.
-    Steps with equal verdicts are computed once. Raises ValueError if a step has no verdict.
+    Verdicts are classes from 0 to `classes` - 1. Each step has weight `weight_N` (None: 1). EM stops if the evidence
+    lower bound per verdict grows by less than `tolerance`. Steps with equal verdicts are computed once. Raises
+    ValueError if a step has no verdict.
     """
     if not verdict_NJ.size:
         raise ValueError("no step has a verdict")
@@ -129,7 +134,7 @@ def correction(
 
 
 def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:
-    """Returns the probabilities with log-odds a + b z."""
+    """Returns the probabilities with log-odds a + b z, where z are their present log-odds."""
     return scipy.special.expit(a + b * log_odds(probability_N))
 
 
@@ -158,6 +163,7 @@ def matrices(
 
 
 def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
+    """Returns log(p / (1 - p)), at most `MOST` from 0."""
     return np.clip(scipy.special.logit(probability_N), -MOST, MOST)
 
 

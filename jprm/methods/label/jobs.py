@@ -98,7 +98,10 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 def label_consensus(
     input: Path, others: Sequence[Path], output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
-    """Writes the chains of `input` on whose first error all others agree."""
+    """Writes the chains of `input` on whose first error all `others` agree; returns counts of kept and dropped chains.
+
+    `thresholds` are for the input and the others: a label below is an error (None: by semantics, as in `consensus`).
+    """
     check_output(output, input, *others)
     trees, by_other = trees_in(input), []
     for other in others:
@@ -110,7 +113,10 @@ def label_consensus(
 
 
 def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
-    """Labels a file by computation. A repeated call continues."""
+    """Labels a file by computation (`kind`: arithmetic, python or coq); returns counts. A repeated call continues.
+
+    Without `in_sandbox`, code runs with the user's permissions.
+    """
     check = checker(kind, in_sandbox=in_sandbox)
     for number, tree in enumerate(trees_in(input), start=1):
         if kind == "python":
@@ -297,7 +303,11 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
 
 
 def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Stores the log-probability up to each node in its `extra`, and the model's name in the tree's."""
+    """Stores the reference's log-probability of the chain up to each node in its `extra`, and the model's name in the
+    tree's.
+
+    Raises ValueError for a trajectory.
+    """
     results = []
     if turns := next((tree for tree in trees if tree.of_messages), None):
         remedy = 'train on it with data.extras=["begin"], which computes the reference model'

@@ -206,13 +206,13 @@ class Rollouts(KeptPolicy):
 
 
 def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Soft estimate: the fraction of correct rollouts; NaN if there are none."""
+    """Soft estimate: `right` of `total` rollouts, a fraction; NaN if there are none."""
     right, total = np.asarray(right, float), np.asarray(total, float)
     return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
 def hard(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Hard estimate: 1 if any rollout is correct, else 0; NaN if there are none."""
+    """Hard estimate: 1 if any rollout is correct (`right` > 0), else 0; NaN if `total` is 0."""
     return np.where(np.asarray(total) > 0, (np.asarray(right) > 0).astype(float), np.nan)
 
 
@@ -257,11 +257,11 @@ _BISECTIONS = 50
 def confidence_sequence(
     right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"], z: float = 1.96
 ) -> tuple[Float[np.ndarray, "*S"], Float[np.ndarray, "*S"]]:
-    """Returns the (low, high) probabilities not rejected by the trials; (0, 1) if `total` is 0.
+    """Returns the (low, high) success probabilities not rejected by `right` of `total` trials; (0, 1) if `total` is 0.
 
-    Covers with probability at least 1 - alpha at any stopping time, with the alpha of z standard errors. Inverts
-    Ville's inequality for the likelihood ratio of the beta(1/2, 1/2) mixture to p (H. Robbins, Annals of Mathematical
-    Statistics 41, 1970).
+    Covers with probability at least 1 - alpha at any stopping time, with the alpha of z standard errors (z = 1.96: 5
+    %). Inverts Ville's inequality for the likelihood ratio of the beta(1/2, 1/2) mixture to p (H. Robbins, Annals of
+    Mathematical Statistics 41, 1970).
     """
     right, total = np.asarray(right, float), np.asarray(total, float)
     mean = np.divide(right, total, out=np.full(total.shape, 0.5), where=total > 0)
@@ -279,7 +279,9 @@ def confidence_sequence(
 def undecided(
     right: Float[np.ndarray, "*S"], total: Float[np.ndarray, "*S"], p: Float[np.ndarray, "*#S"] | float, z: float
 ) -> Bool[np.ndarray, "*S"]:
-    """Returns whether p lies in the confidence sequence."""
+    """Returns whether probability p lies in the `confidence_sequence` of `right` of `total` trials, with z standard
+    errors.
+    """
     right, wrong = np.asarray(right, float), np.asarray(total, float) - right
     fixed = xlogy(right, p) + xlog1py(wrong, -np.asarray(p))
     mixture = betaln(right + 0.5, wrong + 0.5) - math.log(math.pi)
@@ -336,12 +338,15 @@ FAILED_IN_A_ROW = 16
 
 
 def quality(mc: Float[np.ndarray, "*S"], tokens: Int[np.ndarray, "*S"], config: OmegaConfig) -> Float[np.ndarray, "*S"]:
-    """Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L): high for short errors from mostly correct states."""
+    """Q(s, r) = alpha^(1 - MC(s)) beta^(len(r) / L): high for short errors from mostly correct states.
+
+    `mc` is MC(s), `tokens` the rollout's length len(r); alpha, beta and L (`length`) are the config's.
+    """
     return config.alpha ** (1 - np.asarray(mc)) * config.beta ** (np.asarray(tokens) / config.length)
 
 
 def exploration(visits: Int[np.ndarray, "*S"], total: int, config: OmegaConfig) -> Float[np.ndarray, "*S"]:
-    """U(s) = c_puct sqrt(sum_i N(s_i)) / (1 + N(s)), summed over all states of the tree."""
+    """U(s) = c_puct sqrt(sum_i N(s_i)) / (1 + N(s)): `visits` is N(s), `total` the sum over all states of the tree."""
     return config.c_puct * math.sqrt(total) / (1 + np.asarray(visits))
 
 
@@ -465,8 +470,8 @@ def first_error(
 ) -> Steps[int | None]:
     """Returns the index of the first step after which no rollout is correct; None if the budget or policy fails.
 
-    `steps` is an incorrect rollout from a state with MC > 0. Invariant: some rollout after steps[:low] is correct, none
-    after steps[:high] is. So at most ceil(log2(len(steps))) new states are valued.
+    `steps` is an incorrect rollout from the state after `prefix`, with MC > 0. Invariant: some rollout after
+    steps[:low] is correct, none after steps[:high] is. So at most ceil(log2(len(steps))) new states are valued.
     """
     low, high = 0, len(steps)
     while high - low > 1:

@@ -143,7 +143,7 @@ def pooled(
 
 
 def table(figures: Mapping[str, Any]) -> Table:
-    """Returns a table of the judges' reliability."""
+    """Returns a table of the judges' reliability, from the figures of `label_pooled`."""
     rows: list[Any] = [
         [name, judge["verdicts"], judge["found"], judge["false_alarm"]] for name, judge in figures["judges"].items()
     ]

@@ -78,6 +78,7 @@ class ChunkPlan:
 
 
 def chunk_of(config: ModelConfig, tokens: int) -> int:
+    """Returns the tokens per chunk of a row with `tokens` tokens."""
     return min(config.deltanet.chunk, tokens)
 
 
@@ -98,6 +99,7 @@ def previous_of(until_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> ChunkPlan:
+    """Returns the plan of chunks and states for rows; only `until_BT` decides it."""
     return local(functools.partial(_plan, config=config), [("batch",)], _PLAN)(until_BT)
 
 
@@ -445,7 +447,7 @@ def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
 
 
 def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, config: ModelConfig):
-    """Returns the output for new tokens, and the cached state after the first `length` per row.
+    """Returns the output for new tokens, and the cached state after the first `length_B` of them per row.
 
     state: the recurrent state (B, K, G, H, V) and the last convolution inputs (B, K, W - 1, X), before these tokens.
     """
@@ -495,6 +497,7 @@ def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], 
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
+    """Returns the sizes by the letters of the weights' shapes."""
     c = config.deltanet
     heads = c.value_heads // max(c.key_heads, 1)
     return {"D": config.width, "K": c.key_heads, "G": heads, "H": c.key_dim, "V": c.value_dim, "W": c.conv}
@@ -508,6 +511,7 @@ def flops(config: ModelConfig, tokens: int, layer: int) -> float:
 
 
 def refuses(config: ModelConfig, context: int) -> str | None:
+    """Returns why deltanet cannot run this model with tokens in `context` parts; None if it can."""
     c = config.deltanet
     if min(c.key_heads, c.value_heads, c.key_dim, c.value_dim) < 1 or c.value_heads % c.key_heads:
         return f"mixers have deltanet, and {c} has no heads, or value_heads that key_heads do not divide"

@@ -42,7 +42,11 @@ def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: Mo
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, settings, config: ModelConfig):
-    """Returns the weighted outputs of the chosen experts (plus the shared expert), and sums."""
+    """Returns the chosen experts' weighted outputs, plus the shared expert's, and sums for the balance loss.
+
+    The sums over tokens of `real_BT` (not padding) are `chosen` and `probability` per expert, and `tokens`; {} if it is
+    None. `settings` are not used.
+    """
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
     places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
@@ -146,15 +150,18 @@ grouped.defvjp(lambda *arrays: (grouped(*arrays), arrays), _grouped_backward)
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
+    """Returns the sizes by the letters of the weights' shapes."""
     c = config.experts
     return {"D": config.width, "N": c.count, "E": c.count, "F": c.width, "S": c.shared_width, "U": 1}
 
 
 def used(config: ModelConfig, role: str) -> float:
+    """Returns the fraction of a weight that a token uses: chosen over all experts, 1 for other weights."""
     return config.experts.used / config.experts.count if role in _MATRICES else 1.0
 
 
 def refuses(config: ModelConfig, context: int) -> str | None:
+    """Returns why the experts cannot run this model; None if they can."""
     c = config.experts
     if not 0 < c.used <= c.count or c.width < 1:
         return f"mlps have experts, and {c} has none of them, or uses more than it has"

@@ -86,7 +86,8 @@ def decoded(value: Any, where: str, field: str) -> Any:
 def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[str, dict[str, Any]]:
     """Returns (thoughts, other fields) of a message or record; thoughts are "" if there are none.
 
-    Gateways may write the same thoughts in several fields. Raises RecordError if they differ.
+    Gateways may write the same thoughts in several fields. Raises RecordError if they differ; `prefix` leads their
+    names there, e.g. `messages[2].`.
     """
     flags = {key for key in THOUGHTS[2:] if not isinstance(fields.get(key), str | list)}  # such as "thinking": true
     thoughts = {key: thoughts_of_blocks(fields.get(key), where, prefix + key) for key in THOUGHTS if key not in flags}

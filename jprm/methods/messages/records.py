@@ -123,7 +123,10 @@ def _classes_of_turns(
 
 
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:
-    """Validates and normalises a message; an absent `content` becomes null. Raises RecordError."""
+    """Validates and normalises a message; an absent `content` becomes null. Raises RecordError, naming `field`.
+
+    Labels must fit `semantics`, and their number the steps by `segment`, e.g. `turn`.
+    """
     role = object_of(message, where, field, 'Write {"role": "user", "content": ...}.').get("role")
     if role not in ROLES:
         raise RecordError(where, field + ".role", f"is {role!r}", f"Use one of {', '.join(ROLES)}.")
@@ -156,7 +159,10 @@ def content_of(message: Mapping[str, Any]) -> str:
 
 
 def steps_of(message: Mapping[str, Any], segment: str) -> list[str]:
-    """Splits a turn into step texts; joined, they equal its content. A turn without text is one step."""
+    """Splits a turn into step texts; joined, they equal its content. A turn without text is one step.
+
+    `segment` is `turn` (one step), `parts` (the content's parts), or a rule of `jprm.steps`.
+    """
     text = content_of(message)
     if segment == "parts":
         parts = message.get("content")

@@ -125,7 +125,7 @@ def _chat_of(tokenizer: JsonTokenizer) -> ChatTemplate:
 def encode_at(
     tokenizer: JsonTokenizer, text: str, places: Sequence[int], guard: str = ""
 ) -> tuple[list[int], list[int]]:
-    """Returns the ids of a rendered text, and the token count before each offset.
+    """Returns the ids of a rendered text, and the token count before each character offset in `places`.
 
     Special tokens are parsed unless `guard`, a character that is removed, splits their name.
     """

@@ -59,7 +59,10 @@ def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def policy_of(settings: dict[str, Any], where: str) -> Policy:
-    """Builds the policy described by a JSON object. Raises as `load_policy`; `where` names the file."""
+    """Builds the policy described by the fields of a JSON file, e.g. {"url": ..., "model": ...}.
+
+    Raises as `load_policy`; `where` names the file.
+    """
     if "model" not in settings:
         raise RecordError(where, "model", "is absent", _REMEDY)
     if "url" in settings:
@@ -85,7 +88,9 @@ def _checked(kind: type, settings: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def refusing(where: str, field: str, remedy: str) -> Iterator[None]:
-    """Converts the block's ValueErrors to RecordErrors with the place and remedy."""
+    """Converts the block's ValueErrors to RecordErrors at `where`, in `field` unless the error names one, with the
+    remedy.
+    """
     try:
         yield
     except OptionError as error:

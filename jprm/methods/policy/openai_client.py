@@ -220,6 +220,7 @@ class ServerPolicy:
         raise RuntimeError("an event loop is running: await ServerPolicy.sample_async instead of calling sample")
 
     async def sample_async(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
+        """See `Policy.sample`; awaits up to `concurrency` requests at once."""
         config = self.config
         key, slots = self._key(), asyncio.Semaphore(config.concurrency)
         limits = httpx2.Limits(max_connections=config.concurrency)
@@ -433,9 +434,9 @@ MOST_OF_A_DIGIT = 2
 
 
 def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, lead: str = "") -> dict[str, Any]:
-    """Returns the JSON request for one sample, as a completion or a chat.
+    """Returns the JSON request for one sample after the prefix, as a completion or a chat.
 
-    `lead`: blank steps with which the sample has begun.
+    `until` is `step` (stop at the delimiter) or `end`. `lead`: blank steps with which the sample has begun.
     """
     # Where turns are marked by control tokens, a problem or a step that names one would begin a turn
     data = guarded if config.endpoint == "chat" or CONTROL.search(config.prompt) else str
@@ -547,9 +548,10 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
 
 
 def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> tuple[Sample, str]:
-    """Returns the sample in a reply, and its text. A blank step is a sample without steps and with reason `step`.
+    """Returns the sample in a reply to a request for a step or a whole chain (`until`), and its text.
 
-    Raises ValueError unless the reply has exactly one choice with text, a known `finish_reason` and a token count.
+    A blank step is a sample without steps and with reason `step`. Raises ValueError unless the reply has exactly one
+    choice with text, a known `finish_reason` and a token count.
     """
     text = _text(config, reply)
     (choice,) = reply["choices"]

@@ -211,7 +211,7 @@ class Sampler:
     ) -> list[list[Drawn]]:  # fmt: skip
         """Like `sample`, but returns tokens. Different values of `stream` give independent samples.
 
-        `ended` receives samples by position (i * n + j) as they end.
+        `ended` receives samples by position (i * n + j for sample j of prefix i) as they end.
         """
         prompts = list(map(self.prompt, prefixes))
         alone = until == "end" and max(map(len, prompts), default=0) <= self.options.max_tokens
@@ -420,7 +420,10 @@ def places_of(params: Mapping, mesh: Mesh) -> dict:
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
-    """Returns one layer from a stack in storage format, with repeated key-value heads."""
+    """Returns one layer from a stack, in storage format `dtype`, with key-value heads repeated `times` times.
+
+    `index` has the layer's place in the stack by role.
+    """
 
     layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
     return {role: held(role, _repeated(role, w, times), dtype) for role, w in layer.items()}
@@ -560,7 +563,7 @@ class DecodingRows:
             self._key_B = decode.keys(self._put(host["number_B"]), self._put(host["hash_B"]))
 
     def decode(self, enough: int) -> None:
-        """Decodes until samples must be collected, begun or given more room (`decode.decode_samples`)."""
+        """Decodes until all needed samples, or all in `enough` rows, have ended, or a running sample has no room."""
         sampler, options = self.sampler, self.sampler.options
         with jax.set_mesh(sampler.mesh):
             self.samples = decode.decode_samples(
@@ -593,7 +596,7 @@ class DecodingRows:
         return [r for r, runs in enumerate(self._running_R) if not runs and self.jobs[r] is not None]
 
     def collect(self, rows: Iterable[int], kept: Callable | None = None) -> dict[int, Drawn]:
-        """Returns the samples of `rows` by position, and frees these rows."""
+        """Returns the samples of `rows` by position, and frees these rows; `kept` receives the state first."""
         if kept is not None:
             kept(self.samples, self.rows)
         drawn, rows = {}, [r for r in rows if self.jobs[r] is not None]
@@ -613,7 +616,7 @@ class DecodingRows:
         return drawn
 
     def drop_ended(self, kept: Callable | None = None) -> None:
-        """Drops finished rows if this leaves `FEWER` times fewer rows."""
+        """Drops finished rows if this leaves `FEWER` times fewer rows; `kept` receives the state first."""
         left, ended = np.flatnonzero(self._running_R), np.flatnonzero(~self._running_R)
         size = self.sampler.rows(len(left))
         if not len(left) or FEWER * size > len(self.jobs):
@@ -682,5 +685,6 @@ def jobs_at_once(prefixes: int, n: int, rows: int, devices: int, alone: bool = F
 
 
 def text_hash(prefix: Prefix, stream: tuple[int, ...]) -> int:
+    """Returns a number below 2^32 by the prefix's problem and steps, and the stream, for random keys."""
     text = json.dumps([prefix.problem, *prefix.steps]) + (json.dumps(stream) if stream else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")

@@ -317,7 +317,10 @@ def learner(config: RLExperiment) -> Experiment:
 
 
 def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfig:
-    """Returns a policy's model. Raises ValueError for a reward model, FileNotFoundError if `path` holds nothing."""
+    """Returns the model of the policy at `path` (run, Hugging Face folder or GGUF file), with `changes` of its fields.
+
+    Raises ValueError for a reward model or an unknown field, FileNotFoundError if `path` holds nothing.
+    """
     if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(f"model.{min(unknown)} is not a field of a model")
     if kind_of(place := place_of(path)) != "run":

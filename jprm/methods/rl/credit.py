@@ -123,7 +123,7 @@ def implicit(log_ratio_P: Float[Array, " P"]) -> Float[Array, " P1"]:
 
 
 def gate(credit_P1: Float[Array, " P1"], correct: bool) -> Float[Array, " P1"]:
-    """Returns the credit if the chain is accepted; else only its negative part, so a rejected chain never pays.
+    """Returns the credit if the chain is `correct`; else only its negative part, so a rejected chain never pays.
 
     Multiplying credit by verdict would also forgive an incorrect chain its worst steps.
     """
@@ -145,7 +145,8 @@ def to_go(reward_P1: Float[Array, " P1"], gamma: float = 1.0) -> Float[Array, " 
 def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
     """C_j - b, with b over the samples' full returns C_1 (Kool et al. 2019, Ahmadian et al. 2024, for whole samples).
 
-    The baseline is the same for all segments, though later segments expect other returns than earlier ones.
+    C_j sums rewards from segment j on, discounted by `gamma`; `name` is the baseline, e.g. `rloo` (`ADVANTAGES`). The
+    baseline is the same for all segments, though later segments expect other returns than earlier ones.
     """
     return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
     total_G = np.array([return_P1[0] for return_P1 in return_GP1])
@@ -158,8 +159,9 @@ def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
 def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
     """C_j - b_j, with b_j over C_j in the samples that reach the j-th segment (Peters & Schaal 2008).
 
-    b_j is 0 if no other sample does. It depends on j, known before the segment is sampled, and on other samples, so the
-    gradient is unbiased for any lengths.
+    C_j sums rewards from segment j on, discounted by `gamma`; `name` is the baseline, e.g. `rloo`. b_j is 0 if no other
+    sample reaches j. It depends on j, known before the segment is sampled, and on other samples, so the gradient is
+    unbiased for any lengths.
     """
     return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
     advantages = [np.zeros(len(return_P1)) for return_P1 in return_GP1]
@@ -485,9 +487,11 @@ def segment_advantages(
 
 
 def token_weights(lengths: Sequence[int], config: CreditConfig) -> list[Float[Array, " T"]]:
-    """Returns every token's weight by `config.norm`; `last` is like `sequence`.
+    """Returns every token's weight by `config.norm`: one over the length in tokens.
 
-    Divided by the sample count, their sum over a group is 1, or the mean length over `config.length`.
+    That is the sample's own length for `sequence` and `last`, the group's mean for `group`, `config.length` for
+    `constant`. Divided by the sample count, the weights' sum over a group is 1, or the mean length over
+    `config.length`.
     """
     mean = sum(lengths) / max(len(lengths), 1)
     scale = {"group": mean, "constant": config.length}

@@ -231,9 +231,10 @@ class RemoteSampler(Sampler):
         super().__init__(params, config, tokenizer, mesh, options, name)
 
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
-        """Writes the parameters, makes the servers load them, and tests that they did.
+        """Writes the parameters under `name`, makes the servers load them, and tests that they did.
 
-        Process 0 writes. Every process tests: one address may be several servers, e.g. localhost on each host.
+        Process 0 writes. Every process tests: one address may be several servers, e.g. localhost on each host. `take`
+        is for the interface of `Sampler` and has no effect.
         """
         params = on_own_mesh(params, self.mesh)
         if self._pushed is None:
@@ -505,9 +506,9 @@ def log_probabilities(
     params: Mapping, config: ModelConfig, mesh: Mesh, sequences: Sequence[tuple[Ids, Ids]],
     written: FileDtype = "float32",
 ) -> Float32[np.ndarray, " N"]:  # fmt: skip
-    """Returns the model's log-probability for every sampled token in each (prompt, sampled ids), concatenated.
+    """Returns the model's log-probability for every sampled token, for all (prompt ids, sampled ids), concatenated.
 
-    written: the files' number type, to which parameters are rounded.
+    `written` is the number type of the servers' files, to which the parameters are rounded first.
     """
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))

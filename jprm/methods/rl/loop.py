@@ -54,7 +54,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
     """Trains to `config.updates`, or until a guard ends the run, from the newest checkpoint in `workdir`.
 
     Returns the contents of `rl.json`: the verdict, and every evaluation's figures. `workdir` is the policy's run,
-    `workdir`/best a run from its best evaluation.
+    `workdir`/best a run from its best evaluation. `callbacks` are as in `jprm.train.train`.
 
     Raises:
         ValueError: `workdir` holds another experiment's run, or the experiment's parts do not fit together.
@@ -149,7 +149,10 @@ class Loop:
             )
 
     def run_updates(self, asked_to_stop: Callable[[int], bool]) -> bool:
-        """Runs the remaining updates; returns whether it was stopped before the last."""
+        """Runs the remaining updates; returns whether it was stopped before the last.
+
+        `asked_to_stop` is called with the optimizer's step and returns whether SIGTERM came to any process.
+        """
         config, progress = self.config, self.progress
         if asked_to_stop(int(self.trainer.state.step)) and progress.update < config.updates:
             return True  # there is no more than what was saved
@@ -178,7 +181,7 @@ class Loop:
         return False
 
     def update(self, number: int) -> None:
-        """Samples, judges and learns from one update's problems, and pushes the parameters to the sampler."""
+        """Runs update `number` (from 1): samples, judges, learns, and pushes the parameters to the sampler."""
         config, began = self.config, time.perf_counter()
         began -= self.samples.waited  # for this update's samples, at the end of the update before
         self.at(number, "sampling")
@@ -304,7 +307,7 @@ class Loop:
         return multihost.first(rollout.step_auroc, groups, scores, self.working)
 
     def refresh(self, groups: list[rollout.Group]) -> None:
-        """Trains the PRM on the update's steps; adopts it if its AUROC on held-out steps has not fallen."""
+        """Trains the PRM on the groups' steps; adopts it if its AUROC on held-out steps has not fallen."""
         progress, config = self.progress, self.config
         records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, self.samples.policy)
         folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
@@ -323,7 +326,7 @@ class Loop:
         self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in outcome.items()}})
 
     def write(self, finished: bool) -> dict[str, Any]:
-        """Writes `rl.json`, in process 0, and returns it."""
+        """Writes `rl.json`, in process 0, and returns it; `finished` is false while the run goes on."""
         progress, config = self.progress, self.config
         result = {
             "version": VERSION, "name": config.name, "finished": finished,

@@ -118,7 +118,10 @@ def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> di
 
 
 def p_worse(before: Evaluation, after: Evaluation) -> float:
-    """Returns the one-sided p-value of "no fewer answers are correct after", by the t-test paired by problem."""
+    """Returns the one-sided p-value for fewer correct answers `after` than `before`, by the t-test paired by problem.
+
+    1 if accuracy did not fall or there is one problem.
+    """
     change_P = np.array(after["gold_P"]) - np.array(before["gold_P"])
     if len(change_P) < 2 or change_P.mean() >= 0:
         return 1.0
@@ -158,8 +161,8 @@ def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, A
 def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Evaluation | None = None) -> list[str]:
     """Returns the conclusions from a run, a sentence each.
 
-    `fresh` is the best policy's evaluation on fresh samples, at the end of a run. (The samples by which it was chosen
-    flatter it.)
+    `ended` is the reason of the guard that ended it ("" if none), `seed` resamples the problems, and `fresh` is the
+    best policy's evaluation on fresh samples, at the end of a run. (The samples by which it was chosen flatter it.)
     """
     first, last, best = evaluations[0], evaluations[-1], evaluations[best_of(evaluations)]
     shown = (fresh or best) if ended else last

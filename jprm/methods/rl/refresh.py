@@ -125,7 +125,8 @@ def refreshed(
 ) -> Place | None:
     """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or None without records.
 
-    Earlier updates' records and `refresh.replay` are included. A finished refresh is not computed again.
+    The folder is `workdir`/refresh/UPDATE. Earlier updates' records and `refresh.replay` are included. A finished
+    refresh is not computed again.
     """
     folder, experiment = workdir / FOLDER / str(update), read(place_of(prm) / RUN)
     if not records:

@@ -129,10 +129,12 @@ def judged(
     records: Sequence[Record], drawn: Sequence[Sequence[Rollout]], verifier: Verifier, floor: float, prm: PRM | None,
     *, keep_lost: bool = False,
 ) -> list[Group]:  # fmt: skip
-    """Returns the groups with the verifier's rewards and the PRM's scores; raises like `Verifier.rewards`.
+    """Returns a group per record: the rollouts `drawn`, the verifier's rewards and the PRM's step scores (None: no
+    PRM).
 
-    Episodes have the environment's rewards. Lost episodes are left out, or with `keep_lost` get the floor. Each
-    process judges a part of the problems, and returns all groups.
+    A rollout that did not end, or is empty, gets the reward `floor`. Episodes have the environment's rewards. Lost
+    episodes are left out, or with `keep_lost` get the floor. Each process judges a part of the problems, and returns
+    all groups. Raises like `Verifier.rewards`.
     """
     if drawn and drawn[0] and drawn[0][0].episode is not None:
         return _judged_by_world(records, drawn, floor, prm, keep_lost)
@@ -186,7 +188,9 @@ def _judged_by_world(
 def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Rollout]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
-    """Returns the PRM's step scores, by problem and sample; each process scores a part, as in `judged`."""
+    """Returns the PRM's step scores for the samples `drawn` for each record; each process scores a part, as in
+    `judged`.
+    """
     of_groups = multihost.spread(lambda part: _scored(prm, part), list(zip(records, drawn, strict=True)))
     return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in of_groups]
 
@@ -273,7 +277,7 @@ def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
 def neutral_tree(
     name: str, prompt: Sequence[int], samples: Sequence[Rollout], weight: Sequence[np.ndarray] | None = None
 ) -> TokenTree:
-    """Returns the sample tree with all advantages 0."""
+    """Returns the tree of a prompt's samples with all advantages 0; `weight` has a weight per token of each sample."""
     return group_tree(name, prompt, samples, [np.zeros(len(sample.ids)) for sample in samples], weight)
 
 

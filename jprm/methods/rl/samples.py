@@ -406,7 +406,7 @@ class Alternatives:
 def of_chains(
     prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
-    """Returns the samples after their prompt."""
+    """Returns one place of alternatives: the samples after their prompt, right (reward 1) and wrong ones."""
     pairs = list(zip((rollout.ids for rollout in samples), reward_G, strict=True))
     right, wrong = [ids for ids, reward in pairs if reward >= 1], [ids for ids, reward in pairs if reward < 1]
     return [Alternatives(tuple(prompt), right, wrong)]

@@ -91,22 +91,31 @@ class GrowingTree:
         self._tokens: dict[str, list[int]] = {"step": [0, 0], "end": [0, 0]}  # sum and count, by `until`
 
     def path(self, node: int) -> list[int]:
+        """Returns the nodes from the first step to this node."""
         return path_to(node, self.parent)
 
     def steps(self, node: int) -> tuple[str, ...]:
         return tuple(self.text[i] for i in self.path(node))
 
     def prefix(self, node: int) -> Prefix:
+        """Returns the problem and the steps to this node, to continue from."""
         return Prefix(self.problem.text, self.steps(node))
 
     def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-        """Returns (score, key) for the chains that end at these nodes; see `jprm.score.aggregate.chain_scores`."""
+        """Returns (score, key), (N,) each, for the chains that end at these nodes, by `rule`, e.g. `min`.
+
+        See `jprm.score.aggregate.chain_scores`.
+        """
         from jprm.score.aggregate import chain_scores
 
         return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
 
     def add(self, start: int, sample: Sample, until: str) -> Draw | None:
-        """Adds a sample's steps as nodes after `start` and returns its draw; None if the sample failed."""
+        """Adds a sample's steps as nodes after node `start` and returns its draw; None if the sample failed.
+
+        `until` is the request's, `step` or `end`: mean lengths are kept for each. A sample over the budget opens no
+        node.
+        """
         if sample.finish_reason == "error":
             self.failed, self.error = self.failed + 1, sample.error
             return None
@@ -132,7 +141,10 @@ class GrowingTree:
         return draw
 
     def affordable(self, until: str) -> float:
-        """Returns how many samples are still within the budget, by the mean length so far (first: one token)."""
+        """Returns how many samples (`until`: step or end) the budget still allows, by their mean length so far.
+
+        Before the first one, a sample counts as one token. Infinite without a budget.
+        """
         total, count = self._tokens[until]
         if self.budget is None:
             return math.inf

@@ -214,10 +214,11 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a finished search's record, a pool or a tree; None if no step was sampled.
+    """Returns a finished search's record, a pool or a tree (`kind`); None if no step was sampled.
 
     It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
-    continued; a step sampled twice is one node with two draws. `search` has the choice and the cost.
+    continued; a step sampled twice is one node with two draws. `search` has the choice by `rule` and `how` (e.g.
+    `best`, `majority`), the cost, and the fields of `about`.
     """
     if not tree.text:
         return None
@@ -313,7 +314,10 @@ _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "ove
 
 
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:
-    """Returns the threshold on the chosen chain's score. Searches without a choice are left out.
+    """Returns the threshold on the chosen chain's score that bounds the error rate of accepted answers.
+
+    The bound `error_rate` holds with probability `confidence` over calibration sets. Searches without a choice are left
+    out.
 
     Raises ValueError for a record that is not a search result, repeats a problem, has a choice of unknown correctness,
     or has a score outside [0, 1].
@@ -347,6 +351,8 @@ def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
 
 def filter_file(input: Path, calibration: Path, output: Path, error_rate: float, confidence: float) -> dict[str, Any]:
     """Writes the results in `input` with `search.accepted`; returns counts and the threshold.
+
+    The threshold is calibrated on the file `calibration`, as in `calibrate`.
 
     Raises ValueError like `calibrate`, and if the results were searched differently from the calibration's or share a
     problem with it.

@@ -356,5 +356,5 @@ class LiveJudge(Rescorer):
         return handles, score_P
 
     def take(self, handle: int) -> list[tuple[Critique, Reading]]:
-        """Returns a step's critiques and their readings, and forgets them."""
+        """Returns the critiques of the step with this handle and their readings, and forgets them."""
         return self._judged.pop(handle)

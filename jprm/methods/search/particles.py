@@ -68,7 +68,10 @@ class Particles:
 
 
 def odds(probabilities: Sequence[float], temperature: float) -> list[float]:
-    """Returns (p / (1 - p))^(1 / temperature), scaled to a maximum of 1; 0 for NaN, or all 1 if all are NaN."""
+    """Returns the odds p / (1 - p) to the power 1 / temperature, scaled to a maximum of 1; 0 for NaN.
+
+    If all probabilities are NaN, all odds are 1. p is kept 1e-9 away from 0 and 1.
+    """
     logits = [
         -math.inf if p != p else math.log(max(p, 1e-9)) - math.log(max(1 - p, 1e-9)) for p in probabilities
     ]  # fmt: skip

@@ -179,7 +179,7 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def shares(counts: Mapping[str, Any]) -> str:
-    """Returns the samples' correct and cut off fractions, in words."""
+    """Returns the fractions of correct and of cut off samples, in words, from `counts` of `sample_file`."""
     samples = max(1, counts["samples"])
     parts = [] if counts.get("unjudged") else [f"{counts['correct'] / samples:.1%} correct"]
     return ", ".join([*parts, f"{counts['cut'] / samples:.1%} cut off"])

@@ -37,7 +37,7 @@ _NODES = 150  # of an expression for SymPy
 
 
 def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
-    """Checks one step; if it takes too long, it is not checkable. Thread-safe."""
+    """Checks one step; not checkable if that takes more than `limit_s` seconds. Thread-safe."""
     if not any(c.isdigit() for c in text) or not re.search(r"[=<>≈≤≥≠]|\\[a-z]+", text):
         return Verdict(None)
     reply = _worker.ask(text, limit_s)
@@ -353,6 +353,7 @@ def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]
 
 
 def nodes_of(node: tuple) -> Iterable[tuple]:
+    """Yields a node, (kind, *children), and all nodes below it, parents first."""
     yield node
     for child in node[1:]:
         if isinstance(child, tuple):
@@ -365,10 +366,14 @@ def _check_size(*sides: tuple) -> None:
 
 
 def symbols_of(node: tuple) -> set[str]:
+    """Returns the names of the symbols in an expression."""
     return {n[1] for n in nodes_of(node) if n[0] == "sym"}
 
 
 def sympy_of(node: tuple, reading: Mapping[str, Any]) -> Any:
+    """Returns the expression as sympy's. `reading` decides ambiguous operators, as in `exact`. Raises `Unread` if too
+    large.
+    """
     import sympy
 
     kind = node[0]

@@ -186,6 +186,7 @@ class _Unreadable(Exception):
 
 
 def parse_expression(tokens: Sequence[Token]) -> tuple | None:
+    """Parses tokens as one expression, (kind, *children); None if they are none."""
     try:
         parser = _Parser(tokens)
         node = parser.sum(0)
@@ -331,6 +332,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
+    """Splits a text into the tokens of formulas."""
     return _soft(_tokens(text))
 
 

@@ -57,18 +57,23 @@ class Pipe:
         self.objects, self.loads, self.dumps = {}, json.loads, json.dumps
 
     def send(self, message):
+        """Writes a message, an object of JSON, as one line. Raises `Ended` if the other process has ended."""
         try:
             self.output.write(self.dumps(message).encode() + b"\n")
         except BrokenPipeError:
             raise Ended from None
 
     def receive(self):
+        """Waits for a message. Raises `Ended` if the other process has ended."""
         with contextlib.suppress(ConnectionResetError):
             if (line := self.input.readline()).endswith(b"\n"):
                 return self.loads(line)
         raise Ended
 
     def pack(self, value, depth=0):
+        """Converts a value to JSON: plain values and containers (up to 100 deep) by content, others by
+        `pack_object`.
+        """
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
@@ -87,6 +92,7 @@ class Pipe:
         return self.pack_object(value, depth)
 
     def unpack(self, packed) -> Any:
+        """Restores a value from `pack` of the other side."""
         if not isinstance(packed, list):
             return packed
         name, *rest = packed
@@ -106,9 +112,11 @@ class Pipe:
         return self.unpack_object(name, rest)
 
     def pack_object(self, value, depth) -> Any:
+        """Converts a value that has no content of its own in JSON; each side has its own rule."""
         raise NotImplementedError(f"packing of {type(value).__name__}")
 
     def unpack_object(self, name, rest) -> Any:
+        """Restores the value that the other side's `pack_object` wrote as [name, *rest]."""
         raise NotImplementedError(f"unpacking of {name}")
 
 
@@ -120,6 +128,7 @@ class ProgramSide(Pipe):
     """The program's side: a table of its objects by number."""
 
     def pack_object(self, value, depth):
+        """Keeps the object and refers to it by number; numbers, texts and exceptions carry their content too."""
         number = id(value)
         self.objects[number] = value
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -134,6 +143,7 @@ class ProgramSide(Pipe):
         return ["object", number]
 
     def unpack_object(self, name, rest):
+        """Returns one of the program's objects, a builtin, or a function that calls the test's function."""
         if name == "object":
             return self.objects[rest[0]]
         if name == "builtin":
@@ -143,6 +153,7 @@ class ProgramSide(Pipe):
         raise ValueError(name)
 
     def call_back(self, number, args, keys):
+        """Calls function `number` of the test with these arguments; returns its value or raises its error."""
         self.send({"callback": number, "args": self.pack(args), "keys": self.pack(keys)})
         reply = self.handle_until_reply()
         if "raised" in reply:
@@ -150,6 +161,7 @@ class ProgramSide(Pipe):
         return self.unpack(reply["value"])
 
     def handle_until_reply(self):
+        """Performs requested operations until another message comes, and returns that."""
         while "op" in (message := self.receive()):
             self.answer(message)
         return message
@@ -170,6 +182,7 @@ class ProgramSide(Pipe):
         self.send(reply)
 
     def serve(self, code):
+        """Runs the program `code`, sends its global names or its error, then performs requested operations."""
         self.names = names = {"__name__": "program"}
         try:
             exec(compile(code, "program", "exec"), names)
@@ -209,13 +222,14 @@ _OPERATIONS |= {"exit": lambda value: type(value).__exit__(value, None, None, No
 
 
 class Tests(Pipe):
-    """The side of the tests."""
+    """The side of the tests: runs them, and asks the program's side for every operation on the program's objects."""
 
     def __init__(self, descriptor):
         super().__init__(descriptor)
         self.watch, self.names, self.kinds, self.proxies, self.seen = [], {}, {}, {}, []
 
     def pack_object(self, value, depth):
+        """Refers to a program's object, a builtin or a test's function; raises `Undecided` for other values."""
         if isinstance(value, type) and hasattr(value, "_number"):
             return ["object", value._number]
         if hasattr(type(value), "_number"):
@@ -229,6 +243,9 @@ class Tests(Pipe):
         raise Undecided
 
     def unpack_object(self, name, rest):
+        """Returns a stand-in for a program's object, whose operations are requests; raises `Undecided` for other
+        modules.
+        """
         if name == "object":
             if rest[0] not in self.proxies:
                 self.proxies[rest[0]] = _proxy(self, rest[0])  # one for each object, as `is` compares them
@@ -244,6 +261,9 @@ class Tests(Pipe):
         raise Undecided
 
     def exception(self, number, ancestry):
+        """Returns a class for the program's exception class `number`: a builtin, or one like it by the names in
+        `ancestry`.
+        """
         if number not in self.kinds:
             known = [getattr(builtins, name, None) for name in ancestry]
             known = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
@@ -253,6 +273,11 @@ class Tests(Pipe):
         return self.kinds[number]
 
     def request(self, op, *values, **keys):
+        """Asks the program's side for an operation, e.g. `add`, on these values; returns its result or raises its
+        error.
+
+        Containers that the operation changed are updated, and so are watched global names.
+        """
         packed: dict[str, Any] = {"values": [self.pack(value) for value in values]}
         packed["keys"] = {key: self.pack(value) for key, value in keys.items()}
         self.send({"op": op, "watch": self.watch, **packed})
@@ -277,6 +302,7 @@ class Tests(Pipe):
         return self.unpack(reply["value"])
 
     def call_back(self, message):
+        """Answers a program's call of a test's function with its value or error."""
         try:
             value = self.objects[message["callback"]](*self.unpack(message["args"]), **self.unpack(message["keys"]))
             reply = {"value": self.pack(value)}
@@ -310,6 +336,11 @@ class Tests(Pipe):
         return {"tests": results, "behaviour": hashlib.sha256(json.dumps(self.seen).encode()).hexdigest()}
 
     def result(self, test, names, subjects):
+        """Runs one test on the program's global `names`; returns None or raises. `subjects` are the names that it
+        tests.
+
+        Raises `Undecided` if only the program could decide it, and what the test raises if it fails.
+        """
         code = compile(test, "test", "exec")
         used = _global_names(code)[0] & set(names)
         hidden = used & _BUILTIN - subjects

@@ -263,7 +263,11 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
 def check_tactics(
     theorem: str, steps: Sequence[str], *, sandbox: bool = True, limits: Limits = COQ_LIMITS
 ) -> list[Verdict]:
-    """Returns one verdict per step of a proof."""
+    """Returns one verdict per step, a few tactics, of a Coq proof of `theorem`, a statement in Coq.
+
+    Without `sandbox`, Coq runs with the user's permissions. Steps after a false one, or one that is no tactic, are not
+    checkable.
+    """
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
     nothing = [Verdict(None)] * len(steps)
     # Locating an unknown name prints it, which marks the ends of steps in the output.

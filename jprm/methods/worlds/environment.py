@@ -173,7 +173,7 @@ class World:
         return [episode if episode.done else next(after) for episode in episodes]
 
     def replay(self, records: Sequence[Record], turns: Sequence[Sequence[Message]]) -> list[Episode]:
-        """Returns the positions after the given assistant messages, played from the beginning."""
+        """Returns each task's position after the assistant messages `turns`, played from the beginning."""
         episodes = self.start(records)
         for number in range(max(map(len, turns), default=0)):
             going = [number < len(played) for played in turns]

@@ -167,6 +167,7 @@ class Conversations:
 
 
 def ids_hash(ids: Sequence[int], stream: tuple[int, ...]) -> int:
+    """Returns a number below 2^32 by the token ids and the stream, for random keys."""
     content = np.array(ids, np.int64).tobytes() + json.dumps(stream).encode()
     return int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
 
@@ -218,8 +219,9 @@ class TurnLayout:
         return self.tokenizer.encode(whole[len(opened) : whole.rindex(self._stop)])
 
     def answer(self, turn: Message, messages: Sequence[Message], *, stopped: bool) -> list[int]:
-        """Returns the ids after a turn: its end (unless sampled), the environment's answer, and the next turn's
-        opening.
+        """Returns the ids after a turn: its end, the environment's answer, and the next turn's opening.
+
+        The end is left out if the turn was `stopped` by it, as it was sampled then.
 
         Raises ValueError if the template writes a turn differently when messages follow, or if the answer contains
         control token names, which would be parsed.
@@ -306,7 +308,7 @@ class Played:
 
 
 def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int) -> Played:
-    """Returns the rollout at an episode's position, before any sampling.
+    """Returns rollout `number` at an episode's position, before any sampling.
 
     Earlier turns, e.g. of a record, are written by the template, as only their text is known. If an episode cannot be
     written, it is lost.
@@ -334,10 +336,10 @@ def play(
     talk: Conversations, layout: TurnLayout, world: World, starts: Sequence[Played], limits: EpisodeLimits,
     *, until: Until = "end", stream: tuple[int, ...] = (),
 ) -> list[Played]:  # fmt: skip
-    """Returns the rollouts after one more turn (`step`) or at their ends, in order.
+    """Returns the rollouts `starts` after one more turn (`until="step"`) or at their ends, in order.
 
     All unfinished rollouts advance together: each round samples one turn for each, then the environment answers all at
-        once.
+    once. Values of `stream` give independent samples.
     """
     played = list(starts)
     while True:

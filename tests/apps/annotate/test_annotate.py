@@ -11,6 +11,7 @@ import storm
 from annotating import SECRET, Desk, Process, chain, log_of, make, truth
 from refusing import bad, refused
 
+from jprm.apps import cli
 from jprm.apps.annotate import SelectConfig, study
 from jprm.apps.annotate.app import key_of_annotator
 from jprm.apps.annotate.quality import _contrast, export, figures, tasks_of
@@ -529,3 +530,19 @@ def test_a_full_disk_confirms_nothing_says_so_and_loses_nothing(tmp_path):
     server.stop()
     stored = [event["uuid"] for event in log_of(folder)]
     assert [uuid for uuid in stored if uuid.startswith("comment")] == confirmed + [body["uuid"] for body in refused]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("select --input a.jsonl --output b.jsonl --count 0", "count is 0: it must be at least 1"),
+        ("serve study --set gold_fraction=2", "gold_fraction is 2.0: it must be from 0 to 1"),
+        ("serve study --set gold=2", "--set gold: is no known field"),
+        ("serve study --gold-fraction 0.2", "--gold-fraction has ended. Write --set gold_fraction=VALUE"),
+        ("select --count 1 --rest 0.2", "--rest has ended. Write --set rest=VALUE"),
+    ],
+)
+def test_settings_of_studies_are_refused_in_one_line(args, message, capsys):
+    assert cli.main(["annotate", *args.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

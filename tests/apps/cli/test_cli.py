@@ -188,8 +188,6 @@ def test_the_names_that_options_had_are_taken(old, new):
         ("eval steps --model m --reference n", "adapter.json"),
         ("serve --judge p.json", "jprm serve DIR P.json"),
         ("serve m --queue-seconds=9", "--set queue_seconds=VALUE"),
-        ("annotate serve s --gold-fraction 0.2", "--set gold_fraction=VALUE"),
-        ("annotate select --count 1 --rest 0.2", "--set rest=VALUE"),
         ("table runs --latex", "--format latex"),
         ("score --model m --judge j", "--judge is a former name of --model"),
     ],
@@ -284,11 +282,9 @@ def test_a_refusal_is_one_line(library, capsys, monkeypatch, error, line):
     [
         ("serve runs/prm --longest 0", "longest is 0: it must be above 0"),
         ("serve runs/policy --port 99999", "port is 99999: it must be from 0 to 65535"),
-        ("annotate select --input a.jsonl --output b.jsonl --count 0", "count is 0: it must be at least 1"),
-        ("annotate serve study --set gold_fraction=2", "gold_fraction is 2.0: it must be from 0 to 1"),
     ],
 )
-def test_options_of_servers_and_studies_are_refused_in_one_line(args, line, capsys):
+def test_options_of_servers_are_refused_in_one_line(args, line, capsys):
     assert cli.main(args.split()) == 2
     assert capsys.readouterr().err == f"error: {line}\n"
 

@@ -173,7 +173,7 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 
 
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
-    """Returns the keys of a log to keep, and its outcome as `outcome`."""
+    """Returns the keys of a log to keep (problem, semantics, id, answer, and `more`), and its outcome as `outcome`."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     info = held if isinstance(held := item.get("reward_info"), Mapping) else {}  # of tau2-bench
     item = {"reward": info.get("reward"), **item}
