@@ -101,8 +101,8 @@ def test_a_long_response_with_offsets_is_read_at_once(engine):  # noqa: F811
 
     n = 100_000
     sample = ScoredSample(None, "", [(2 * i, 2 * i + 1) for i in range(n)], [(i, i + 1) for i in range(2 * n)], None)
-    begin = time.monotonic()
-    assert sample.places("") == list(range(0, 2 * n, 2)) and time.monotonic() - begin < 2
+    begin = time.process_time()
+    assert sample.places("") == list(range(0, 2 * n, 2)) and time.process_time() - begin < 2
 
 
 def test_offsets_that_go_back_are_refused_and_those_without_characters_pass(engine):  # noqa: F811

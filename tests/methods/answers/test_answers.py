@@ -48,9 +48,9 @@ SPACES = " " * 30_000
     ids=range(18),
 )
 def test_extraction_takes_linear_time(text, answer):
-    start = time.monotonic()
+    start = time.process_time()
     assert extract_answer(text) == answer
-    assert time.monotonic() - start < 2  # 0.1
+    assert time.process_time() - start < 2  # 0.1
 
 
 @pytest.mark.parametrize(("truth", "answer", "same"), PAIRS["typed"])

@@ -6,6 +6,7 @@ import sys
 import pytest
 from toy_search import Script, Table
 
+import jprm.apps
 from jprm.methods.policy.protocol import Problem
 from jprm.methods.search.growing_tree import METHODS, find
 from jprm.methods.search.jobs import answers_of, choose
@@ -58,6 +59,7 @@ def greedy(tmp_path, monkeypatch):
     (tmp_path / "greedy_search.py").write_text(METHOD)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(METHODS, "greedy", "greedy_search:Greedy")
+    monkeypatch.setattr(jprm.apps, "cli", importlib.import_module("jprm.apps.cli"))  # back to it with the modules
     for name in [name for name in sys.modules if name == "jprm.apps.cli" or name.startswith("jprm.apps.cli.")]:
         monkeypatch.delitem(sys.modules, name)
     yield importlib.import_module("jprm.apps.cli")

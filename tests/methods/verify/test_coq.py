@@ -122,6 +122,6 @@ def test_an_unknown_compiler_is_no_label():
 
 @pytest.mark.parametrize("step", tactics.SLOW.values(), ids=tactics.SLOW)
 def test_a_long_step_is_read_in_linear_time(step):
-    start = time.monotonic()
+    start = time.process_time()
     verifiers._tactics(step)
-    assert time.monotonic() - start < 2  # 0.1
+    assert time.process_time() - start < 2  # 0.1
