@@ -234,7 +234,9 @@ def _leaf_cuts(tree: TokenTree, shape: Geometry, slots: int) -> list[int]:
     A chain with more steps than slots (many steps may be equal) is cut into several rows.
     """
     following_M = np.append(tree.run_M[1:], len(tree.length_R))
-    seen_M, steps_J = _steps_on_path(tree, shape), np.concatenate([[0], np.cumsum(chain_lengths(tree))])
+    closed_R = np.bincount(shape.last_R[tree.run_M] + 1, minlength=len(tree.length_R) + 1)
+    seen_M = np.arange(len(tree.run_M)) - np.cumsum(closed_R)[tree.run_M]  # earlier steps on the path of each
+    steps_J = np.concatenate([[0], np.cumsum(chain_lengths(tree))])
     cuts = [0]
     for end in (np.flatnonzero(following_M > shape.last_R[tree.run_M]) + 1).tolist():
         while (begin := cuts[-1]) < end:
@@ -291,13 +293,6 @@ def _cuts(tree: TokenTree, shape: Geometry, tokens: int, slots: int, siblings: b
     while cuts[-1]:
         cuts.append(back[cuts[-1]])
     return cuts[::-1]
-
-
-def _steps_on_path(tree: TokenTree, shape: Geometry) -> Int[np.ndarray, " M"]:
-    """Returns how many earlier steps end on the path from the root to each step's last token."""
-    index_M = np.arange(len(tree.run_M))
-    closed_R = np.bincount(shape.last_R[tree.run_M] + 1, minlength=len(tree.length_R) + 1)
-    return index_M - np.cumsum(closed_R)[tree.run_M]
 
 
 def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list[list[int]]:

@@ -76,16 +76,6 @@ def _count(places: Iterator[int], text: str, inside: tuple[list[int], list[int]]
     return len({at for at in places if first < at < last and not _covered(inside, at)})
 
 
-def _markers(text: str) -> Iterator[int]:
-    """Lines that open with "Step n", in Markdown or not; n must count up from 1 or 0."""
-    return _counted(_MARKER, text)
-
-
-def _numbered(text: str) -> Iterator[int]:
-    """Lines that open with "n." or "n)"; n must count up from 1 or 0."""
-    return _counted(_NUMBER, text)
-
-
 def _paragraphs(text: str) -> Iterator[int]:
     return (match.end() for match in _BLANK_LINE.finditer(text))
 
@@ -112,8 +102,8 @@ def _thoughts(text: str) -> Iterator[int]:
 
 RULES: dict[str, Callable[[str], Iterator[int]]] = {
     "thoughts": _thoughts,
-    "markers": _markers,
-    "numbered": _numbered,
+    "markers": lambda text: _counted(_MARKER, text),  # "Step n", in Markdown or not; n must count up from 1 or 0
+    "numbered": lambda text: _counted(_NUMBER, text),  # "n." or "n)"; the same
     "paragraphs": _paragraphs,
     "lines": _lines,
     "sentences": _sentences,

@@ -140,8 +140,9 @@ class _Runs:
 
 
 def token_tree(
-    tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = (), weight: str = ""
-) -> TokenTree:
+    tree: ReasoningTree, layout: Layout, supervise: Supervise = "step", extras: tuple[str, ...] = (), weight: str = "",
+    context: int | None = None,
+) -> TokenTree:  # fmt: skip
     """Tokenises a tree and merges its chains' common prefixes.
 
     In a message tree, context has no labels at steps, and no slots at tokens.
@@ -157,6 +158,7 @@ def token_tree(
             0. `begin` is computed (`BEGIN`).
         weight: a key of nodes. Its number multiplies the label's or outcome's weight; a missing number is 1,
             and so is a 0 if the outcome is known (Monte Carlo samples no rollouts from such a node).
+        context: read a longer run in windows of at most so many tokens (`jprm.methods.messages.tokens.windows_of`).
 
     Raises ValueError for a step without tokens; `token` with a layout whose chains have no end; slots per token with
     extras; missing or non-numeric extras; negative weights.
@@ -167,7 +169,7 @@ def token_tree(
         raise ValueError(f"extras {extras} have one number a step, but {supervise!r} has a slot for every token")
     name = tree.problem if len(tree.problem) <= 60 else tree.problem[:57] + "..."
     if tree.of_messages:
-        written = find_part(WRITTEN_MESSAGES, {}, "written")(tree, layout)
+        written = find_part(WRITTEN_MESSAGES, {}, "written")(tree, layout, context)
     else:
         written = _written(tree, layout, name, supervise)
     shape = merged(name, written.problem, written.chunks, written.parents, written.lasts)

@@ -85,3 +85,20 @@ def branched(seed: int, alternatives: int = 3, **options) -> dict:
         rest = [k for k, message in enumerate(other["messages"]) if message["role"] == "assistant"][0]
         records.append({**first, "messages": first["messages"][:at] + other["messages"][rest:], "outcome": i % 2})
     return record_of(tree_of_trajectories([read_trajectory(record) for record in records]))
+
+
+def long_run(turns: int, words: int = 8, result: int = 8, tools: bool = True) -> dict:
+    """Returns a run in which each turn but the last calls a tool; its texts have so many words."""
+    draw = random.Random(turns)
+
+    def said(count: int) -> str:
+        return " ".join(draw.choice(WORDS) for _ in range(count))
+
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Find the price of rows."}]
+    for turn in range(turns):
+        call = {"type": "function", "id": f"call{turn}", "function": {"name": "lookup", "arguments": {"x": f"{turn}"}}}
+        messages.append({"role": "assistant", "content": f"Turn {turn}: {said(words)}"})
+        if turn < turns - 1:
+            messages[-1]["tool_calls"] = [call]
+            messages.append({"role": "tool", "tool_call_id": call["id"], "name": "lookup", "content": said(result)})
+    return {"messages": messages, **({"tools": TOOLS} if tools else {})}

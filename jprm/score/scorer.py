@@ -203,10 +203,7 @@ class PRM:
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree with N nodes, NaN for context. A tree's common prefixes are computed once.
-
-        If attention needs one chain per row (`attention.chain_rows`), they are computed once per chain.
-        """
+        """Returns (N,) float32 for each tree with N nodes, NaN for context. Common prefixes are computed once."""
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
@@ -272,7 +269,8 @@ class PRM:
     def _prepared(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
         turns = [self.ratio is not None and tree.of_messages for tree in trees]
         token_trees = [
-            token_tree(tree, self.layout, extras=(BEGIN,) * turn) for tree, turn in zip(trees, turns, strict=True)
+            token_tree(tree, self.layout, extras=(BEGIN,) * turn, context=self.context)
+            for tree, turn in zip(trees, turns, strict=True)
         ]
         for tree in token_trees:
             self.check_length(longest_chain(tree), f"problem {tree.name!r}")
@@ -321,6 +319,7 @@ class PRM:
             speed.count(batch.rows)
             _place(outputs, batch, prepared.trees, results)
             if last:
+                speed.read(prepared)
                 for i, (tree, outputs_N) in enumerate(zip(prepared.trees, results, strict=True)):
                     if self.ratio is not None and tree.of_messages:
                         results[i] = outputs_N = _sums_of_turns(tree, outputs_N["score"])
@@ -381,7 +380,9 @@ class PRM:
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Returns whether the model can read every chain in the record."""
-        return self.context is None or longest_chain(token_tree(tree_of(dict(record)), self.layout)) <= self.context
+        if (limit := self.context) is None:
+            return True
+        return longest_chain(token_tree(tree_of(dict(record)), self.layout, context=limit)) <= limit
 
     def check_length(self, tokens: int, where: str) -> None:
         if self.context is not None and tokens > self.context:
@@ -546,6 +547,9 @@ class Speed:
     cells: int = 0  # with padding
     seconds: float = 0.0
     waited: float = 0.0
+    steps: int = 0
+    runs: int = 0  # trajectories
+    windows: int = 0  # texts in which the trajectories were read
     _last: float | None = None
 
     def add(self, dispatched: float, finished: float) -> None:
@@ -560,10 +564,18 @@ class Speed:
         self.cells += rows.tokens.size
         self.tokens += int(((rows.position > 0) | (rows.until > np.arange(1, rows.tokens.shape[1] + 1))).sum())
 
+    def read(self, prepared: Prepared) -> None:
+        """Counts the steps, runs and windows of trees."""
+        for tree, flat in zip(prepared.trees, prepared.token_trees, strict=True):
+            self.steps, run = self.steps + len(flat.node_M), tree.kind == "trajectory"
+            self.runs, self.windows = self.runs + run, self.windows + run * int((flat.above_M < 0).sum())
+
     def __str__(self) -> str:
+        windows = f" ({self.runs:,} runs in {self.windows:,} windows)" if self.runs else ""
         return (
             f"{self.tokens / self.seconds:,.0f} tokens/s, {1 - self.tokens / self.cells:.0%} padding, the device waited"
-            f" {self.waited / self.seconds:.0%} of {self.seconds:.1f} s for the host"
+            f" {self.waited / self.seconds:.0%} of {self.seconds:.1f} s for the host,"
+            f" {self.tokens / max(self.steps, 1):,.1f} tokens read per {'turn' if self.runs else 'step'}{windows}"
         )
 
 

@@ -6,18 +6,22 @@ earlier text (Qwen3 drops earlier thoughts, Mistral moves the system message to 
 its own sequence, as the agent saw it. Common prefixes of sequences are computed once, like those of branches.
 
 A step's score is read at the last token of its text; for a whole turn, at the token that ends the assistant's message.
+
+A run longer than the model's context is read in overlapping windows (`windows_of`), each turn scored in one of them.
 """
 
 from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jprm.io.jsonl import shortened
 from jprm.methods.formats.chat_template import OWN_TEMPLATE, ChatTemplate, Rendered, render_turns
 from jprm.methods.messages.records import messages_of, nodes_of_messages
 from jprm.token_tree import Written
@@ -25,16 +29,17 @@ from jprm.tokenizer import JsonTokenizer, Layout, Tokenizer
 from jprm.tree import ReasoningTree, above_of, chains_of, path_to
 
 
-def written_messages(tree: ReasoningTree, layout: Layout) -> Written:
+def written_messages(tree: ReasoningTree, layout: Layout, context: int | None = None) -> Written:
     """Prepares the steps in a tree of messages for `jprm.token_tree.token_tree`.
 
     The chunk of a step begins with the context since the previous step. If its ids do not continue those of the
-    previous step, because the template rewrote earlier text, the step starts a separate chain from the root.
+    previous step, because the template rewrote earlier text or a window begins, the step starts a separate chain from
+    the root. `context`: tokens of the longest chain; only a trajectory beyond it is read in windows.
     """
     if not layout.turns:
         reason = "is a trajectory, and the model reads chains in a layout of its own"
         raise ValueError(f"{_name(tree)}: {reason}. Use a model that was trained on trajectories")
-    turns, above, steps = turns_of(tree, layout.tokenizer), above_of(tree), tree.steps
+    turns, above, steps = _turns_within(tree, layout.tokenizer, context), above_of(tree), tree.steps
     place_of = {node: place for place, node in enumerate(steps)}
     chunks, parents = [], []
     for node, ids in zip(steps, turns.ids, strict=True):
@@ -56,7 +61,7 @@ class Turns:
     written: list[tuple[int, int]]  # per step: (begin, end) of the ids that the agent wrote
 
 
-def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
+def turns_of(tree: ReasoningTree, tokenizer: Tokenizer | JsonTokenizer) -> Turns:
     """Tokenises a tree of messages.
 
     A step on several paths takes its ids from the first; the template must render it the same on all of them.
@@ -100,6 +105,112 @@ def turns_of(tree: ReasoningTree, tokenizer: Tokenizer) -> Turns:
         except ValueError as error:
             raise ValueError(f"{_name(tree)}: {error}") from None
     return Turns(list(os.path.commonprefix(ids))[: start or 0], ids, written)  # it takes lists of any items
+
+
+# ---- Runs beyond the context: windows that begin with the run's head.
+
+_MARKS = 8
+"""Estimated tokens that a template writes around a message. Estimates only choose a window; its text is counted."""
+
+_SHORTEST_RESULT = 200
+"""Characters below which a tool result is not cut."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunWindow:
+    """A part of a trajectory that is read at once: the head, repeated turns, and the turns scored here."""
+
+    tree: ReasoningTree  # a trajectory by itself
+    turns: Turns
+    repeated: int  # of its first steps, which an earlier window scores
+
+
+def windows_of(tree: ReasoningTree, tokenizer: JsonTokenizer, context: int) -> Iterator[RunWindow]:
+    """Yields the windows of a trajectory that is longer than `context` tokens; each step is scored in exactly one.
+
+    A window has the head (tools, and all messages before the first turn), then the last turns of the window before it
+    that fill at most half of the rest, at least one, then as many new turns as fit. If a new turn does not even fit
+    behind one turn, the tool results in its window are cut in the middle, to a limit in characters that is halved from
+    the longest result until the turn fits or the limit is below `_SHORTEST_RESULT`.
+
+    Raises like `turns_of`. A turn that does not fit is yielded too long.
+    """
+    everything = range(len(tree.nodes))
+    groups = nodes_of_messages(tree, everything)
+    turns = [k for k, group in enumerate(groups) if tree.nodes[group[0]].is_step]
+    sizes = [_MARKS + _estimate(tokenizer, message) for message in messages_of(tree, everything)]
+    begins = [0, *itertools.accumulate(sizes)]  # of each message, in tokens of the run
+    room = context - begins[turns[0]] - _estimate(tokenizer, {"tools": list(tree.tools)})
+    first = 0
+    while first < len(turns):
+        for start, stop, limit in _attempts(tree, groups, turns, begins, room, first):
+            shown = [*range(turns[0]), *range(turns[start], turns[stop - 1] + 1)]
+            part = _part(tree, [node for k in shown for node in groups[k]], limit)
+            read = turns_of(part, tokenizer)
+            ends = [*itertools.accumulate(len(groups[k]) for k in turns[start:stop])]  # of each turn, in steps
+            fits = [len(read.ids[end - 1]) <= context for end in ends[first - start :]]
+            if fits[0]:
+                break
+        new = len([*itertools.takewhile(bool, [True, *fits[1:]])])
+        steps = ends[first - start + new - 1]
+        part = _part(part, range(part.steps[steps - 1] + 1))
+        yield RunWindow(part, Turns(read.problem, read.ids[:steps], read.written[:steps]), ([0] + ends)[first - start])
+        first += new
+
+
+def _attempts(
+    tree: ReasoningTree, groups: Sequence[Sequence[int]], turns: Sequence[int], begins: Sequence[int], room: int,
+    first: int,
+) -> Iterator[tuple[int, int, int]]:  # fmt: skip
+    """Yields (first turn shown, one past the last, limit of tool results or 0) until a window fits.
+
+    The first is by estimates. If it does not fit, `first` alone is tried behind fewer turns, then with cut results.
+    """
+    start = max(first - 1, 0)
+    while start and begins[turns[first - 1] + 1] - begins[turns[start - 1]] <= room / 2:
+        start -= 1
+    stop = first + 1
+    while stop < len(turns) and begins[turns[stop] + 1] - begins[turns[start]] <= room:
+        stop += 1
+    yield start, stop, 0
+    for later in range(start, max(first, 1)):
+        yield later, first + 1, 0
+    shown = [tree.nodes[i] for group in groups[turns[max(first - 1, 0)] : turns[first]] for i in group]
+    limit = max((len(node.text) for node in shown if node.role == "tool"), default=0) // 2
+    while limit >= _SHORTEST_RESULT:
+        yield max(first - 1, 0), first + 1, limit
+        limit //= 2
+
+
+def _part(tree: ReasoningTree, nodes: Sequence[int], limit: int = 0) -> ReasoningTree:
+    """Returns the trajectory of some nodes; tool results are cut in the middle to `limit` characters, 0 for none."""
+    kept = [dataclasses.replace(tree.nodes[node], parent=i - 1) for i, node in enumerate(nodes)]
+    if limit:
+        kept = [dataclasses.replace(node, text=shortened(node.text, limit)) if node.role == "tool" else node
+                for node in kept]  # fmt: skip
+    return dataclasses.replace(tree, nodes=tuple(kept))
+
+
+def _estimate(tokenizer: JsonTokenizer, message: Mapping[str, Any]) -> int:
+    """Returns about as many tokens as a template writes of a message, or of {"tools": [...]}."""
+    data = [message[key] for key in ("tool_calls", "tools") if message.get(key)]
+    texts = [message.get(key) or "" for key in ("reasoning_content", "content")]
+    return sum(len(tokenizer.encode_offsets(text)[0]) for text in (*texts, *map(json.dumps, data)))
+
+
+def _turns_within(tree: ReasoningTree, tokenizer: Tokenizer, context: int | None) -> Turns:
+    """Returns the turns' ids, each within the context if windows can bring it about."""
+    if context is None or tree.kind != "trajectory" or not isinstance(tokenizer, JsonTokenizer):
+        return turns_of(tree, tokenizer)
+    long = sum(len(node.text) for node in tree.nodes) > context  # in characters: all texts are rendered only if few
+    if not (long and least_tokens(tree, tokenizer) > context):
+        turns = turns_of(tree, tokenizer)
+        if max(map(len, turns.ids)) <= context:
+            return turns
+    windows = list(windows_of(tree, tokenizer, context))
+    ids = [ids for window in windows for ids in window.turns.ids[window.repeated :]]
+    written = [span for window in windows for span in window.turns.written[window.repeated :]]
+    return Turns(list(os.path.commonprefix([window.turns.problem for window in windows])), ids, written)
 
 
 def least_tokens(tree: ReasoningTree, tokenizer: JsonTokenizer) -> int:

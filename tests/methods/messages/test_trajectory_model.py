@@ -10,7 +10,7 @@ from refusing import refused
 from test_turns import read_by_jprm
 from tiny import TINY, chain_rows, logits, params, placed
 from tiny_run import VALUE
-from trajectories import branched, labelled, trajectory
+from trajectories import branched, labelled, long_run, trajectory
 
 from jprm import objectives
 from jprm.experiment import ObjectiveConfig, TargetConfig
@@ -18,7 +18,7 @@ from jprm.methods.formats.adapters.load import layout_of
 from jprm.methods.formats.adapters.published import PUBLISHED
 from jprm.methods.implicit import LogRatio, log_probs
 from jprm.methods.messages.records import trajectories_of
-from jprm.methods.messages.tokens import turns_of
+from jprm.methods.messages.tokens import turns_of, windows_of
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.pack import PackReport, pack, token_tree
 from jprm.score import scorer
@@ -67,6 +67,35 @@ def test_a_score_depends_on_nothing_after_its_turn(prm):
     for end in [i for i, m in enumerate(record["messages"]) if m["role"] == "assistant"]:
         (part,) = prm.score_trees([tree_of({**record, "messages": record["messages"][: end + 1]})])
         np.testing.assert_allclose(part[end], whole[end], atol=CLOSE, rtol=0)
+
+
+def test_a_windowed_run_scores_as_its_windows_do_by_hand(prm):
+    """Each window is a record by itself; a run that fits is scored as without a limit."""
+    record = long_run(9, tools=False)
+    (whole,) = prm.score_trees([tree_of(record)])
+    turns = turns_of(tree_of(record), TOKENIZER)
+    context = (len(turns.problem) + max(map(len, turns.ids))) // 2  # half of the turns fit
+    limited = dataclasses.replace(prm, context=context)
+    speed = scorer.Speed()
+    [scored] = limited.score_many([record], speed)
+    windows = list(windows_of(tree_of(record), TOKENIZER, context))
+    by_hand = []
+    for window in windows:
+        [alone] = prm.score_many([record_of(window.tree)])
+        by_hand += [m["score"] for m in alone["messages"] if m["role"] == "assistant"][window.repeated :]
+    scores = [message["score"] for message in scored["messages"] if message["role"] == "assistant"]
+    assert len(windows) > 1 and len(scores) == 9
+    np.testing.assert_allclose(scores, by_hand, atol=CLOSE, rtol=0)
+    assert f"({speed.runs} runs in {speed.windows} windows)" in str(speed) and speed.windows >= len(windows)
+    fitting = dataclasses.replace(prm, context=max(map(len, turns.ids)))
+    np.testing.assert_array_equal(fitting.score_trees([tree_of(record)])[0], whole)
+    assert fitting.fits(record) and limited.fits(record)
+    refused(
+        ValueError,
+        "its longest chain takes",
+        dataclasses.replace(prm, context=len(turns.problem) + 2).score_trees,
+        [tree_of(record)],
+    )
 
 
 def test_records_come_back_with_scores_at_turns(prm):
