@@ -277,7 +277,7 @@ def score(
     from jprm.methods.data.agents.atif import is_atif
     from jprm.methods.jobs.score import score_atif, score_file
     from jprm.score.scorer import CHUNK, PRM, Speed
-    from jprm.tree import read_records
+    from jprm.tree import read_records, read_trees
 
     options = {"dtype": dtype, "adapter": adapter, "attention": attention, "reference": reference}
     check_judge(model, options | {"calibrated": calibrated, "by": by, "distributed": distributed})
@@ -316,9 +316,15 @@ def score(
         if not is_judge(model):
             return {"tokens": speed.tokens}
         from jprm.methods.judge.critiques import cost
+        from jprm.methods.judge.judge import missing_of
 
-        spent = cost(read_records(f"{part.output}.turns.jsonl" if atif else part.output))
-        print("critiques: " + ", ".join(f"{name}: {count}" for name, count in spent.items()))
+        judged = f"{part.output}.turns.jsonl" if atif else part.output
+        spent = cost(read_records(judged))
+        print("critiques: " + ", ".join(f"{name}: {count}" for name, count in spent.items() if name != "sent"))
+        steps = sum(len(tree.steps) for tree in read_trees(judged))
+        print(f"sent: {spent['sent']:,} characters, {spent['sent'] / max(steps, 1):,.0f} per turn or step")
+        if missing := [len(turns) for record in read_records(judged) if (turns := missing_of(record))]:
+            print(f"incomplete: {sum(missing)} turns in {len(missing)} runs have no score. The same command asks again")
         return spent
 
     divided("score", how, work, input, output, unit=CHUNK, tell=False)

@@ -133,7 +133,9 @@ def _in_pieces(judge: Any, work: Work) -> Any:
 
 
 def _questions(judge: Judge, tree: ReasoningTree) -> int:
-    """Returns the number of questions about a tree: one per step, or one per chain."""
+    """Returns the number of questions about a tree: one per step, chain or part of a chain in a window."""
+    if judge.window is not None:
+        return len(judge.paths(tree))
     steps = tree.steps
     return len(steps) if judge.prompt.asks == "step" else len(steps) - len({*above_of(tree)} & {*steps})
 

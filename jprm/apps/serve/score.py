@@ -19,13 +19,12 @@ from jprm.apps.serve.engine import Engine, Outputs
 from jprm.apps.serve.judges import JudgedOutputs, stream
 from jprm.apps.web.http import Refusal, RequestFields, body_of, json_in, json_of, kind_of_body, read_request
 from jprm.io.jsonl import dump
-from jprm.methods.judge.critiques import KEY
-from jprm.methods.judge.judge import with_outputs
+from jprm.methods.judge.judge import judged_record, with_outputs
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.score.aggregate import chain_scores
 from jprm.score.scale import Rule
 from jprm.score.scorer import CHUNK
-from jprm.tree import Node, ReasoningTree, in_order_of, record_of, scored, tree_of
+from jprm.tree import Node, ReasoningTree, scored, tree_of
 
 LINES = "application/x-ndjson"
 
@@ -111,8 +110,7 @@ def record_with(body: dict[str, Any], tree: ReasoningTree, outputs: Outputs, eng
     """Returns the record with its scores, and a judge's critiques under `judge`, like `jprm score`."""
     if not isinstance(outputs, JudgedOutputs):
         return scored(body, tree, outputs)
-    about = {"name": engine.prm.name, **outputs.report}
-    return in_order_of(body, record_of(with_outputs(tree, outputs)) | {KEY: about})
+    return judged_record(body, with_outputs(tree, outputs), {"name": engine.prm.name, **outputs.report})
 
 
 def _read(call: Call, record: dict[str, Any]) -> tuple[ReasoningTree, int]:

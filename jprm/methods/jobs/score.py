@@ -18,10 +18,11 @@ import numpy as np
 import jprm
 from jprm import multihost
 from jprm.checkpoints.store import fingerprint
-from jprm.io.jsonl import Rejects, count, dump, read_lines
+from jprm.io.jsonl import Rejects, count, dump, read_lines, write_records
 from jprm.io.outputs import Bar, continued, cut, digest, finish, input_of, stored_request
-from jprm.io.storage import Growing, path_of
+from jprm.io.storage import Growing, Place, path_of
 from jprm.methods.data.agents import atif
+from jprm.methods.judge.judge import missing_of
 from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, LongChain, Speed
@@ -175,9 +176,10 @@ def write_scores(
 ) -> int:
     """Writes scored records to `output`; returns the number that an earlier, interrupted call had written.
 
-    A call with the same request resumes after the last complete chunk, and does nothing if `output` is finished. Every
-    process must call this: each scores its chunks, and process 0 writes. `total` is the number of records for the
-    progress bar; `mapped` transforms each scored record before it is written; `speed` counts the work of one process.
+    A call with the same request resumes after the last complete chunk. If `output` is finished, a judge is asked again
+    about turns without a score, and a model does nothing. Every process must call this: each scores its chunks, and
+    process 0 writes. `total` is the number of records for the progress bar; `mapped` transforms each scored record
+    before it is written; `speed` counts the work of one process.
 
     Raises:
       ValueError: `output` belongs to another request, or another process is writing it; nothing is changed.
@@ -194,6 +196,8 @@ def write_scores(
 
         finished, scored = multihost.first(begin)
         if finished:
+            if multihost.is_first() and not isinstance(prm, PRM):
+                _complete(prm, output)
             return scored
         lines = scored_lines(prm, islice(records, scored, None), speed)
         if not opened:
@@ -211,6 +215,16 @@ def write_scores(
         part.flush()
         finish(part, output, request)
     return scored
+
+
+def _complete(scorer: Scorer, output: Place) -> None:
+    """Asks a judge again about the turns without a score in a finished output, and rewrites it.
+
+    If it is stopped, or every critique fails, the output stays as it was.
+    """
+    ask = getattr(scorer, "completed", None)  # of judges
+    if ask is not None and any(map(missing_of, read_records(output))):
+        write_records(output, ask(read_records(output)))
 
 
 # ---------------------------------------------------------------------- settings that scores depend on

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -82,7 +82,9 @@ class Comparison(ByCritiques):
         digest = digest_of([dataclasses.asdict(self.prompt), self.rounds])
         return f"{self.policy.name}/{self.compares}#{digest}"
 
-    def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+    def reported(
+        self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
+    ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns `{"score": (N,)}` and the report on the critiques for each tree.
 
         Raises:
@@ -97,11 +99,12 @@ class Comparison(ByCritiques):
             texts = ["\n".join(step_text(tree, i) for i in chain) for chain in chains]
             known = list(dict.fromkeys(texts))
             orders = list(self._shown(len(known)))
-            plans.append((tree, chains, texts, known, orders))
-            questions += [self.prompt.filled(tree.plain_problem, [known[i] for i in order]) for order in orders]
+            of_tree = [self.prompt.filled(tree.plain_problem, [known[i] for i in order]) for order in orders]
+            plans.append((tree, chains, texts, known, orders, self.samples * sum(map(len, of_tree))))
+            questions += of_tree
         written = iter(ask(self.policy, self.prompt, questions, self.samples, self.seed))
         results = []
-        for tree, chains, texts, known, orders in plans:
+        for tree, chains, texts, known, orders, sent in plans:
             critiques = [(order, critique) for order in orders for critique in next(written)]
             read_of = [(order, critique, self._read(critique, len(order))) for order, critique in critiques]
             score_of = dict(zip(known, self._means(len(known), read_of), strict=True))
@@ -109,7 +112,8 @@ class Comparison(ByCritiques):
             judged: list[ReadCritique] = [
                 ([leaves[i] for i in order], critique, reading) for order, critique, reading in read_of
             ]
-            results.append(({"score": _of_nodes(tree, chains, [score_of[text] for text in texts])}, report(judged)))
+            score_N = _of_nodes(tree, chains, [score_of[text] for text in texts])
+            results.append(({"score": score_N}, report(judged, sent)))
         return results
 
     def questions(self, tree: ReasoningTree) -> int:

@@ -509,15 +509,20 @@ def _bare(text: str) -> str:
 
 # ---- Reports.
 
-COUNTS: tuple[str, ...] = ("asked", "read", "truncated", "unreadable", "failed", "by_probability", "by_vote", "tokens")
+COUNTS: tuple[str, ...] = (
+    "asked", "read", "truncated", "unreadable", "failed", "by_probability", "by_vote", "tokens", "sent",
+)  # fmt: skip
 
 ReadCritique = tuple[list[int], Critique, Reading]
 """(last nodes of the judged paths, the critique, its reading)."""
 
 
-def report(judged: Sequence[ReadCritique]) -> dict[str, Any]:
-    """Returns JSON values: counts of critiques and verdicts, generated tokens, and the critiques."""
-    counts: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "asked": len(judged), "critiques": []}
+def report(judged: Sequence[ReadCritique], sent: int | None = None) -> dict[str, Any]:
+    """Returns JSON values: counts of critiques and verdicts, generated tokens, characters sent if known, and the
+    critiques."""
+    counts: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "asked": len(judged), "sent": sent, "critiques": []}
+    if sent is None:
+        del counts["sent"]
     for nodes, critique, reading in judged:
         counts[reading.status] += 1
         counts["by_vote"] += sum(reading.by_vote)
@@ -535,5 +540,5 @@ def cost(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     total = dict.fromkeys(COUNTS, 0)
     for record in records:
         for name in COUNTS:
-            total[name] += record[KEY][name]
+            total[name] += record[KEY].get(name, 0)  # files of earlier versions have no `sent`
     return total

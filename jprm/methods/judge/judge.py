@@ -11,17 +11,29 @@ import dataclasses
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 from jaxtyping import Float
 
 from jprm.methods.judge.critiques import COUNTS, KEY, Critique, JudgePrompt, ask, cost, read, report
+from jprm.methods.judge.window import Window
 from jprm.methods.policy.protocol import Policy
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK
-from jprm.tree import NONE, ReasoningTree, above_of, as_written, chain_tree, chains_of, in_order_of, record_of, tree_of
+from jprm.tree import (
+    NONE,
+    ReasoningTree,
+    above_of,
+    as_written,
+    chain_tree,
+    chains_of,
+    in_order_of,
+    path_to,
+    record_of,
+    tree_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,12 +75,20 @@ class ByCritiques:
         """Describes the scorer in results: name, policy, and the cost of the records' critiques."""
         return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
-    def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+    def reported(
+        self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
+    ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns the outputs, (N,) each, and the report on all critiques for each tree of N nodes.
+
+        If `missing` is given, asks only about these nodes of each tree, and the other outputs are NaN.
 
         Raises PolicyError if every critique of a question failed.
         """
         raise NotImplementedError
+
+    def renumbered(self, attempts: int) -> Self:
+        """Returns the scorer with the next critiques' numbers, after so many attempts."""
+        return dataclasses.replace(cast(Any, self), seed=self.seed + self.samples * attempts)
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
         """Returns each tree's score and further outputs, (N,) each; NaN if no critique could be read."""
@@ -82,7 +102,8 @@ class ByCritiques:
         """Yields the records in order with their scores, and the critiques with their cost under `judge`.
 
         Outputs other than the score go under `outputs`. If any step of a chain or sample lacks an output, it gets no
-        scores at all; a node without output gets no `score`.
+        scores at all; a node without output gets no `score`. A run with turns without a score is incomplete: see
+        `completed`.
 
         Raises:
           RecordError: an invalid record.
@@ -92,8 +113,48 @@ class ByCritiques:
         while chunk := list(itertools.islice(records, CHUNK)):
             trees = [tree_of(record) for record in chunk]
             for record, tree, (outputs, about) in zip(chunk, trees, self.reported(trees), strict=True):
-                written = record_of(with_outputs(tree, outputs))
-                yield in_order_of(record, written | {KEY: {"name": self.name, **about}})
+                yield judged_record(record, with_outputs(tree, outputs), {"name": self.name, **about})
+
+    def completed(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the records in order; asks again about turns without a score in incomplete ones.
+
+        The critiques have new numbers, and their counts are added to the record's. Raises like `score_many`.
+        """
+        records = iter(records)
+        while chunk := list(itertools.islice(records, CHUNK)):
+            by_attempts: dict[int, list[int]] = {}
+            for i in filter(lambda i: missing_of(chunk[i]), range(len(chunk))):
+                by_attempts.setdefault(chunk[i][KEY].get("attempts", 1), []).append(i)
+            for attempts, places in by_attempts.items():
+                trees = [tree_of(chunk[i]) for i in places]
+                asked = self.renumbered(attempts).reported(trees, [missing_of(chunk[i]) for i in places])
+                for i, tree, (outputs, about) in zip(places, trees, asked, strict=True):
+                    nodes = with_outputs(tree, outputs).nodes
+                    pairs = zip(tree.nodes, nodes, strict=True)
+                    nodes = tuple(new if old.score is None else old for old, new in pairs)
+                    before = {key: value for key, value in chunk[i][KEY].items() if key != INCOMPLETE}
+                    sums = {key: before.get(key, 0) + value for key, value in about.items() if key in COUNTS}
+                    critiques = [*before["critiques"], *about["critiques"]]
+                    about = {**before, **sums, "critiques": critiques, "attempts": attempts + 1}
+                    chunk[i] = judged_record(chunk[i], dataclasses.replace(tree, nodes=nodes), about)
+            yield from chunk
+
+
+INCOMPLETE = "incomplete"
+"""Key of a run's report: the nodes of turns without a score."""
+
+
+def judged_record(record: Mapping[str, Any], tree: ReasoningTree, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record of a tree with a judge's scores and report; a run names its turns without a score."""
+    missing = [i for i in tree.steps if tree.nodes[i].score is None] if tree.of_messages else []
+    about = {**about, INCOMPLETE: missing} if missing else about
+    return in_order_of(record, record_of(tree) | {KEY: about})
+
+
+def missing_of(record: Mapping[str, Any]) -> Sequence[int]:
+    """Returns the nodes of turns that a judge left without a score."""
+    about = record.get(KEY)
+    return about.get(INCOMPLETE, ()) if isinstance(about, Mapping) else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,18 +171,22 @@ class Judge(ByCritiques):
     prompt: JudgePrompt  # what the policy is asked
     samples: int = 1
     seed: int = 0
+    window: Window | None = None  # bounds on a question; None: a question shows all earlier steps
 
     output_names = ("score",)
 
     def __post_init__(self):
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}: it must be 1 or more")
+        if self.window and self.prompt.converses:
+            raise ValueError(f"a window bounds a question, and {self.prompt.name!r} repeats all earlier critiques")
 
     @property
     def name(self) -> str:
         """Identifies the policy and the prompt."""
         fields = dataclasses.asdict(self.prompt)
         fields = {key: value for key, value in fields.items() if key != "scale" or value}  # a later field's default
+        fields |= {"window": dataclasses.asdict(self.window)} if self.window else {}
         return f"{self.policy.name}/{self.prompt.name}#{digest_of(fields)}"
 
     @property
@@ -138,23 +203,48 @@ class Judge(ByCritiques):
         """
         return self.judgements([chain_tree(problem, steps)])[0].score_N
 
-    def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+    def reported(
+        self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
+    ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns `{"score": (N,)}` and the report on the critiques for each tree. Raises PolicyError as above."""
-        return [({"score": judgement.score_N}, judgement.report) for judgement in self.judgements(trees)]
+        return [({"score": judgement.score_N}, judgement.report) for judgement in self.judgements(trees, missing)]
 
-    def judgements(self, trees: Sequence[ReasoningTree]) -> list[Judgement]:
-        """Judges each tree. Raises PolicyError if every critique failed."""
-        asked = self.critiques(trees, [self.paths(tree) for tree in trees])
+    def judgements(
+        self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
+    ) -> list[Judgement]:
+        """Judges each tree, or only its `missing` nodes. Raises PolicyError if every critique failed."""
+        paths = [self.paths(tree) for tree in trees]
+        if missing is not None:
+            paths = [
+                [path for path in of_tree if any(node in wanted for node in self._asked(path))]
+                for of_tree, wanted in zip(paths, missing, strict=True)
+            ]
+        asked = self.critiques(trees, paths)
         return [judgement_of(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
 
     def paths(self, tree: ReasoningTree) -> list[list[int]]:
-        """Returns the paths covered by questions about a tree, as step indices from the problem on."""
+        """Returns the paths covered by questions about a tree, as step indices from the problem on.
+
+        With a window, a prompt about whole chains has a path for each part that is asked about at once.
+        """
         if self.prompt.asks != "step":
-            return chains_of(tree)
+            chains = chains_of(tree)
+            if self.window is None:
+                return chains
+            texts = [[step_text(tree, i) for i in chain] for chain in chains]
+            return [
+                [chain[place] for place in group]
+                for chain, of_chain in zip(chains, texts, strict=True)
+                for group in self.window.groups(of_chain)
+            ]
         above, paths = above_of(tree), {-1: []}
         for i in tree.steps:
             paths[i] = [*paths[above[i]], i]
         return [paths[i] for i in tree.steps]
+
+    def _asked(self, path: Sequence[int]) -> Sequence[int]:
+        """Returns the nodes on a path that its question is about."""
+        return path[-1:] if self.prompt.asks == "step" else path
 
     def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
         """Returns critiques for the given `paths` in each tree. Equal questions about a tree are asked once.
@@ -187,8 +277,22 @@ class Judge(ByCritiques):
     ) -> dict[str, list[Sequence[int]]]:
         """Returns the paths covered by each question."""
         questions: dict[str, list[Sequence[int]]] = {}
+        if not paths:
+            return questions
+        texts = {i: step_text(tree, i) for i in tree.steps}
+        if self.window is not None:
+            above = above_of(tree)
+            count = len(self.paths(tree))
+            spare = self.window.spare([*texts.values()], characters(tree), count)
+            for path in paths:
+                asked = self._asked(path)
+                earlier = [texts[i] for i in path_to(above[asked[0]], above)]
+                of_asked = [texts[i] for i in asked]
+                question = self.window.question(self.prompt, tree.plain_problem, earlier, of_asked, spare)
+                questions.setdefault(question, []).append(path)
+            return questions
         for path in paths:
-            steps, critiques = [step_text(tree, i) for i in path], [critique_of.get(i, "") for i in path[:-1]]
+            steps, critiques = [texts[i] for i in path], [critique_of.get(i, "") for i in path[:-1]]
             questions.setdefault(self.prompt.filled(tree.plain_problem, steps, critiques), []).append(path)
         return questions
 
@@ -208,11 +312,19 @@ def step_text(tree: ReasoningTree, node: int) -> str:
     return "\n".join(parts[::-1])
 
 
+def characters(tree: ReasoningTree) -> int:
+    """Returns the characters of a record's text: the problem, steps and context, and the calls' arguments."""
+    calls = [call.get("function", call) for node in tree.nodes for call in node.extra.get("tool_calls") or ()]
+    written = sum(len(json.dumps(call.get("arguments"), ensure_ascii=False)) for call in calls)
+    return written + sum(len(node.text) for node in tree.nodes) + (0 if tree.of_messages else len(tree.problem))
+
+
 def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
     """Returns mean scores over readable critiques, and the report on all critiques."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
-    judged = []
-    for _, paths, critiques in answers:
+    judged, sent = [], 0
+    for question, paths, critiques in answers:
+        sent += len(question) * len(critiques)
         for critique in critiques:
             reading = read(prompt, critique, len(paths[0]))
             judged.append(([path[-1] for path in paths], critique, reading))
@@ -220,16 +332,18 @@ def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Ask
                 for node, value in zip(path[-len(reading.scores) :], reading.scores, strict=True):
                     scores[node].append(value)
     score_N = np.array([np.mean(values) if values else np.nan for values in scores], np.float32)
-    return Judgement(score_N, report(judged))
+    return Judgement(score_N, report(judged, sent))
 
 
 def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
-    """Stores a judge's outputs in the tree; for a chain or sample, for all of its steps or none."""
+    """Stores a judge's outputs in the tree; for a chain, sample or turn, for all of its steps or none."""
     known_N = ~np.isnan(np.sum(list(outputs.values()), axis=0))
-    if tree.kind != "tree":
-        starts = [i for i, node in enumerate(tree.nodes) if node.parent == -1]
-        for start, end in itertools.pairwise([*starts, len(tree.nodes)]):
-            known_N[start:end] &= all(known_N[i] for i in range(start, end) if tree.nodes[i].is_step)
+    unit_of: list[int] = []  # of each node: the first one of its chain, sample or turn
+    for i, node in enumerate(tree.nodes):
+        joined = node.parent >= 0 and (node.continues if tree.of_messages else tree.kind != "tree")
+        unit_of.append(unit_of[node.parent] if joined else i)
+    unknown = {unit_of[i] for i in tree.steps if not known_N[i]}
+    known_N = np.array([unit not in unknown for unit in unit_of])
     nodes = []
     for i, node in enumerate(tree.nodes):
         if node.is_step:
@@ -303,9 +417,15 @@ class Rubric(ByCritiques):
     def output_names(self) -> tuple[str, ...]:
         return ("score", *self.judges)
 
-    def reported(self, trees: Sequence[ReasoningTree]) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+    def renumbered(self, attempts: int) -> Self:
+        judges = {name: judge.renumbered(attempts) for name, judge in self.judges.items()}
+        return dataclasses.replace(super().renumbered(attempts), judges=judges)
+
+    def reported(
+        self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
+    ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns the score and each criterion's score, (N,) each, and the report on all critiques for each tree."""
-        judged = {name: judge.judgements(trees) for name, judge in self.judges.items()}
+        judged = {name: judge.judgements(trees, missing) for name, judge in self.judges.items()}
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 
     def joined(self, judgements: Mapping[str, Judgement]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

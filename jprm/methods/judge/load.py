@@ -11,6 +11,7 @@ from jprm.methods.judge.compare import PROMPTS as COMPARES
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import CODE_END, PROMPTS, JudgePrompt
 from jprm.methods.judge.judge import Criterion, Judge, Rubric
+from jprm.methods.judge.window import Window
 from jprm.methods.policy.load import policy_of, policy_settings, refusing
 from jprm.methods.verify import sandbox
 from jprm.options import from_json
@@ -25,7 +26,8 @@ _REMEDY = (
 def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
     """Loads the judge in a JSON file: the settings of a policy (see `load_policy`), and a section `judge`.
 
-    If the section has `criteria`, the result is a `Rubric`; if it has `compare`, a `Comparison`.
+    If the section has `criteria`, the result is a `Rubric`; if it has `compare`, a `Comparison`. A `window` bounds the
+    questions about long runs (`jprm.methods.judge.window`).
 
     A server's `prompt` defaults to `{problem}`, because the judge's question is the whole user message.
 
@@ -45,6 +47,7 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
         return _comparison(section, settings, where)
     criteria = _criteria(section.pop("criteria", None), where)
     prompt = _prompt(section.pop("prompt", "rubric" if criteria else "plain"), where)
+    window = _window(section.pop("window", None), prompt, where)
     numbers = _numbers(section, {"samples": 1, "seed": 0}, where, _REMEDY)
     if ("{criterion}" in prompt.text) != bool(criteria):
         reason = "has criteria, and its prompt no {criterion}" if criteria else "has a {criterion}, and no `criteria`"
@@ -58,14 +61,28 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
             raise RecordError(where, "delimiter", "cannot be set where critiques run code", "Leave it out.")
     policy = policy_of(settings, where)
     if not criteria:
-        return Judge(policy, prompt, **numbers)
+        return Judge(policy, prompt, window=window, **numbers)
     judges = {}
     with refusing(where, "judge.criteria", _CRITERIA):
         for name, criterion in criteria.items():
             text = (criterion.prompt or prompt.text).replace("{criterion}", criterion.text)
             asked = dataclasses.replace(prompt, name=f"{prompt.name}:{name}", text=text)
-            judges[name] = Judge(policy, asked, **numbers)
+            judges[name] = Judge(policy, asked, window=window, **numbers)
         return Rubric(policy, judges, criteria, **numbers)
+
+
+_WINDOW = 'Write "window": {"turns": 12000, "summary": 1500}, both in characters.'
+
+
+def _window(fields: Any, prompt: JudgePrompt, where: str) -> Window | None:
+    if fields is None:
+        return None
+    with refusing(where, "judge.window", _WINDOW):
+        window = from_json(Window, fields, "judge.window")
+    if prompt.converses:
+        reason = f"bounds a question, and {prompt.name!r} repeats the critiques of all earlier steps"
+        raise RecordError(where, "judge.window", reason, "Choose another prompt, or leave `window` out.")
+    return window
 
 
 def _numbers(section: Mapping[str, Any], defaults: Mapping[str, int], where: str, remedy: str) -> dict[str, int]:

@@ -327,10 +327,14 @@ class LiveJudge(Rescorer):
 
     `tokens` counts generated tokens. `take` returns a step's critiques.
 
-    Raises PolicyError if all critiques of the new steps failed.
+    Raises ValueError for a judge with a window, and PolicyError if all critiques of the new steps failed.
     """
 
     def __init__(self, judge: Judge):
+        if judge.window is not None:
+            raise ValueError(
+                f"{judge.name}: a window is for whole runs, and a search asks about new steps. Leave it out"
+            )
         super().__init__(judge)
         self._judged: dict[int, list[tuple[Critique, Reading]]] = {}
         self._said: dict[int, str] = {}  # by handle, the first critique, which a conversation repeats

@@ -210,8 +210,9 @@ def test_a_trajectory_has_scores_at_its_turns(serve):
     [scored] = judge(server).score_many([record])
     assert [message.get("score") for message in scored["messages"]] == [None, None, 0.0, None, 1.0]
     server = serve(lambda number, body: reply(YES if "It is 3." in body["prompt"] else "Hm."))
-    [scored] = judge(server).score_many([record])  # a turn without a score: the trajectory has none
-    assert not any("score" in message for message in scored["messages"]) and scored["judge"]["read"] == 1
+    [scored] = judge(server).score_many([record])  # an unreadable critique takes the score of its turn alone
+    assert [message.get("score") for message in scored["messages"]] == [None, None, None, None, 1.0]
+    assert scored["judge"]["read"] == 1 and scored["judge"]["incomplete"] == [2]
 
 
 def test_equal_questions_of_a_tree_are_asked_once_and_leaves_share_a_prefix(serve):
