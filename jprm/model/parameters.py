@@ -292,15 +292,17 @@ def _sum(role: str, w: Array, a: Array, b: Array, scale: float) -> Array:
 PEAK = {
     "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12, "TPU v6 lite": 918e12,
     "TPU v6e": 918e12, "TPU7x": 2307e12 / 2, "NVIDIA A100": 312e12, "NVIDIA H100": 989.5e12, "NVIDIA H200": 989.5e12,
-    "NVIDIA B200": 2250e12,
+    "NVIDIA B200": 2250e12, "NVIDIA L4": 121e12, "NVIDIA A10": 125e12, "NVIDIA GeForce RTX 3090": 71e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12, "NVIDIA GeForce RTX 5090": 209.5e12,
 }  # fmt: skip
-"""Published bfloat16 FLOPs per second and device, by prefix of jax's device kind. Sources:
+"""Published bfloat16 FLOPs per second and device, by the first words of jax's device kind (a GeForce's: all). Sources:
 `jprm.apps.plan.topologies`. A TPU7x chip is two devices."""
 
 
 def peak(device_kind: str) -> float | None:
     """Returns the published FLOPs per second of a device kind (e.g. `TPU v4`), or None if unknown, e.g. for a CPU."""
-    kinds = [name for name in PEAK if device_kind.startswith(name)]
+    words = device_kind.replace("-", " ")
+    kinds = [x for x in PEAK if device_kind == x or (words.startswith(f"{x} ") and "RTX" not in x)]  # not a 3090 Ti
     return PEAK[max(kinds, key=len)] if kinds else None
 
 

@@ -207,8 +207,12 @@ def test_a_run_says_where_its_time_goes(tiny_run):
         assert {"lost_starting", "lost_compiling"} <= line.keys() and sum(lost) + line["goodput"] == pytest.approx(1)
         assert "mfu" not in line and line.get("step_seconds_p50", 0) <= line.get("step_seconds_max", 0)
     assert peak("TPU v5 lite") < peak("TPU v5") and peak("NVIDIA H100 80GB HBM3") and peak("cpu") is None
-    kinds = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e", "NVIDIA A100": "a100"}
     chips = pytest.importorskip("jprm.apps.plan.topologies").CHIPS
+    others = ("NVIDIA A10G", "NVIDIA L40S", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA GeForce RTX 4090 Laptop GPU")
+    assert list(map(peak, others)) == [None] * 4 and peak("NVIDIA A100-SXM4-80GB") == chips["a100"].flops
+    kinds = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v6 lite": "v6e", "NVIDIA A100": "a100",
+             "NVIDIA GeForce RTX 3090": "rtx3090", "NVIDIA GeForce RTX 4090": "rtx4090", "NVIDIA L4": "l4",
+             "NVIDIA GeForce RTX 5090": "rtx5090", "NVIDIA A10": "a10"}  # fmt: skip
     assert all(peak(kind) == chips[name].flops for kind, name in kinds.items())
 
 

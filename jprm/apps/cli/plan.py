@@ -40,8 +40,8 @@ def plan(
     Args:
         experiment: Experiment file.
         topology: Slice, e.g. v4-32, v5e-16, v5p-128, v6e-64 or tpu7x-128; the number counts cores (two per chip) for
-            v4, v5p and tpu7x, chips for v5e and v6e. Or GPUs of one node, e.g. a100-8, h100-8, b200-8 or h100-1. An
-            unknown name prints the known ones.
+            v4, v5p and tpu7x, chips for v5e and v6e. Or GPUs of one node, e.g. a100-8, h100-8, b200-8, rtx4090-1,
+            rtx5090-1, rtx3090-2, l4-4 or a10-1. An unknown name prints the known ones.
         fits: Print which models fit on one card of 24 to 141 GB: 0.5B to 32B parameters, trained and scored, with rows
             of 2,048 and 8,192 tokens, compiled for an H100. With --output, a stopped table continues.
         slices: Slices or nodes, joined by the data centre network. `mesh.data` must be a multiple.

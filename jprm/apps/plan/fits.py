@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from jprm.apps.plan.plan import compiled, scoring_step, training_step
-from jprm.apps.plan.topologies import devices, find
+from jprm.apps.plan.topologies import CHIPS, devices, find
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
@@ -42,8 +42,11 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 """Experiment fields of each compiled step."""
 
-CARDS = {"24 GB": 24_564 << 20, "48 GB": 46_068 << 20, "80 GB": 84_942_979_072, "141 GB": 143_771 << 20}
-"""Bytes that the driver reports for an RTX 4090, L40S, H100 and H200."""
+CARDS = {"24 GB": CHIPS["a10"].hbm, "32 GB": CHIPS["rtx5090"].hbm, "48 GB": 46_068 << 20, "80 GB": CHIPS["h100"].hbm,
+         "141 GB": 143_771 << 20}  # fmt: skip
+"""Bytes that the driver reports for the card of a size that has the fewest: A10, RTX 5090, L40S, H100 and H200."""
+
+NAMED = {"24 GB": "A10, L4, RTX 3090 and 4090", "32 GB": "RTX 5090", "48 GB": "L40S", "80 GB": "H100", "141 GB": "H200"}
 
 USABLE = 0.92
 """Fraction of a card's memory for jax with XLA_CLIENT_MEM_FRACTION=0.92 (the default is 0.75)."""
@@ -113,7 +116,8 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
             rows.append([size, way, *cells])
     heads = itertools.chain.from_iterable((f"GB, a row of {tokens:,}", "smallest card") for tokens in TOKENS)
     yield Table("what fits on one card: compiled for an H100, not run", ("model", "way", *heads), rows)
+    cards = "; ".join(f"{size}: {NAMED[size]}" for size in CARDS)
     yield (
-        f"Memory at once with one row of bfloat16 computation and remat='full'; cards of"
-        f" {', '.join(CARDS)}, of which a program may use {USABLE:.0%}."
+        f"Memory at once with one row of bfloat16 computation and remat='full'. Cards ({cards}) of which a program may"
+        f" use {USABLE:.0%} with XLA_CLIENT_MEM_FRACTION={USABLE}, and 75% by default."
     )

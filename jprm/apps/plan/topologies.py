@@ -41,6 +41,11 @@ class Chip:
     rectangles: bool = False
 
 
+def _card(flops: float, hbm: float, bandwidth: float, bus: float) -> Chip:
+    """Returns a GPU that a program may use to 92 %, in a machine of which no network rate is published."""
+    return Chip(flops, hbm, bandwidth, bus, math.inf, 0.92 * hbm, backend="gpu")
+
+
 # `reached`: MFU that github.com/AI-Hypercomputer/maxtext publishes. v5p: 64 to 71 % (32B to 1,160B, README). v5e: 56 to
 # 67 % on one pod (16B to 128B, configs/v5e). v4: 55 to 59 % (22B and 52B, README of 2023). v6e: 45 %.
 CHIPS = {
@@ -70,6 +75,21 @@ CHIPS |= {
     "h100": Chip(989.5e12, 84_942_979_072, 3350e9, 450e9, 400e9 / 8, 0.92 * 84_942_979_072, backend="gpu"),
     # HGX B200: 2,250 TFLOPs, 180 GB, 8 TB/s, NVLink 1,800 GB/s.
     "b200": Chip(2250e12, 191_514_411_008, 8000e9, 900e9, 400e9 / 8, 0.92 * 191_514_411_008, backend="gpu"),
+}
+
+# Cards at home and small cards in clouds, by PCIe of 16 lanes in one direction: 32 GB/s (4.0) or 64 GB/s (5.0). In
+# bfloat16 with sums in float32, without sparsity. Bytes are those that the driver reports.
+CHIPS |= {
+    # NVIDIA Ada GPU Architecture (whitepaper), RTX 4090: 165.2 TFLOPs, 24 GB, 1,008 GB/s.
+    "rtx4090": _card(165.2e12, 24_564 << 20, 1008e9, 32e9),
+    # NVIDIA Ampere GA102 GPU Architecture (whitepaper), RTX 3090: 71 TFLOPs, 24 GB, 936 GB/s.
+    "rtx3090": _card(71e12, 24_576 << 20, 936e9, 32e9),
+    # NVIDIA RTX Blackwell GPU Architecture (whitepaper), RTX 5090: 209.5 TFLOPs, 32 GB, 1,792 GB/s, PCIe 5.0.
+    "rtx5090": _card(209.5e12, 32_607 << 20, 1792e9, 64e9),
+    # nvidia.com/en-us/data-center/l4: 242 TFLOPs with sparsity, 24 GB, 300 GB/s.
+    "l4": _card(121e12, 23_034 << 20, 300e9, 32e9),
+    # nvidia.com/en-us/data-center/products/a10-gpu: 125 TFLOPs, 24 GB, 600 GB/s.
+    "a10": _card(125e12, 23_028 << 20, 600e9, 32e9),
 }
 NODES = (1, 2, 4, 8)
 """GPUs in a node, or in a run's part of it."""

@@ -6,6 +6,8 @@ Compiling for a TPU needs libtpu (the extra `tpu`), not a TPU.
 import dataclasses
 import io
 import json
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +33,8 @@ SLICES = [
     ("v4-32", "2x2x4", 16, 16), ("v5e-16", "4x4", 16, 16), ("v5p-128", "4x4x4", 64, 64), ("v5p-512", "4x8x8", 256, 256),
     ("v6e-64", "8x8", 64, 64), ("tpu7x-128", "4x4x4", 64, 128), ("v5litepod-16", "4x4", 16, 16),
     ("h100-8", "8", 8, 8), ("b200-1", "1", 1, 1),
+    ("rtx4090-1", "1", 1, 1), ("RTX3090-2", "2", 2, 2), ("rtx5090-1", "1", 1, 1), ("l4-4", "4", 4, 4),
+    ("a10-8", "8", 8, 8),
 ]  # fmt: skip
 
 
@@ -40,6 +44,16 @@ def test_names_that_people_know(name, shape, chips, devices):
     assert (topology.shape, topology.chips, topology.devices) == (shape, chips, devices)
     assert np.prod([int(size) for size in shape.split("x")]) == chips
     assert topologies.find(name, slices=2).devices == 2 * devices
+
+
+def test_every_gpu_has_a_target_of_its_own_size():
+    folder = pathlib.Path(topologies.__file__).parent / "gpu_targets"
+    for name, chip in topologies.CHIPS.items():
+        if chip.backend == "gpu":
+            text = (folder / f"{name}.txtpb").read_text()
+            assert f"device_memory_size: {int(chip.hbm)}\n" in text and chip.allotted == 0.92 * chip.hbm
+            bandwidth = int(re.search(r"memory_bandwidth: (\d+)", text)[1])
+            assert bandwidth == pytest.approx(chip.hbm_bandwidth, rel=0.05)
 
 
 def test_a_wrong_name_lists_the_right_ones():

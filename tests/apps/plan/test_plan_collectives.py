@@ -218,8 +218,8 @@ def test_a_base_takes_what_its_type_says():
 
 
 def test_the_smallest_card_of_each_size():
-    assert [fits.smallest(gigabytes * 1e9) for gigabytes in (23.6, 23.8, 44.5, 78, 78.2, 139)] == [
-        "24 GB", "48 GB", "80 GB", "80 GB", "141 GB", "none",
+    assert [fits.smallest(gigabytes * 1e9) for gigabytes in (22.2, 22.3, 31.6, 44.5, 78, 78.2, 139)] == [
+        "24 GB", "32 GB", "48 GB", "80 GB", "80 GB", "141 GB", "none",
     ]  # fmt: skip
 
 
