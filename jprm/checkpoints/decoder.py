@@ -25,9 +25,9 @@ from jprm.model.parameters import Dtype, held, join, new_parameters, summed_axes
 from jprm.model.transformer import axes_of, init
 
 FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "rope_theta", "rope_scaling",
-          "norm_eps", "mixers", "mlps", "qkv_bias", "qk_norm", "qk_width_norm", "attention_gate", "design", "windows",
-          "rope_layers", "rotary_dim", "query_growth", "rope_theta_local", "query_pre_attn_scalar", "attention_softcap",
-          "logit_softcap")  # fmt: skip
+          "norm_eps", "mixers", "mlps", "qkv_bias", "out_bias", "qk_norm", "qk_width_norm", "attention_gate", "design",
+          "windows", "rope_layers", "rotary_dim", "query_growth", "rope_theta_local", "query_pre_attn_scalar",
+          "attention_softcap", "logit_softcap")  # fmt: skip
 """Fields that must be equal in file and config. A config may have fewer layers."""
 
 Slot = tuple[str, int | None]

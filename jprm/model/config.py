@@ -17,6 +17,7 @@ KINDS = {
     "deltanet": "jprm.methods.layers.deltanet:DELTANET",
     "dense": "jprm.model.transformer:DENSE",
     "experts": "jprm.methods.layers.experts:EXPERTS",
+    "sinks": "jprm.methods.layers.attending:SINKS",
 }
 """Layer kinds by name (`jprm.model.layers`), imported on first use; `module:NAME` is the user's own."""
 
@@ -84,10 +85,11 @@ class ExpertsConfig:
     width: int = 0  # of one expert
     normalised: bool = True  # the weights of those that are used sum to 1
     shared_width: int = 0  # Qwen3-Next: of an expert that all tokens use; 0: there is none
+    clamp: float = 0.0  # gpt-oss: limit of a clamped SwiGLU, with biases; 0: SwiGLU without biases
     balance: float = 0.0  # factor of the load-balancing loss, added to objectives at step ends; transformers' is 0.001
 
     def __post_init__(self):
-        if min(self.count, self.used, self.width, self.shared_width, self.balance) < 0:
+        if min(self.count, self.used, self.width, self.shared_width, self.clamp, self.balance) < 0:
             raise ValueError(f"experts: {self} has a negative size or factor")
 
 
@@ -104,13 +106,14 @@ class ModelConfig:
     rope_theta: float
     norm_eps: float
     qkv_bias: bool = False  # Qwen2
+    out_bias: bool = False  # gpt-oss: of attention's output projection
     qk_norm: bool = False  # Qwen3, Gemma 3: RMSNorm of every query and key head
     qk_width_norm: bool = False  # OLMo 2 and 3: RMSNorm of all query heads together, and of all key heads
     attention_gate: bool = False  # Qwen3-Next, Qwen3.5: heads' outputs are multiplied by the sigmoid of a projection
-    design: Literal["llama", "gemma", "olmo", "qwen3_next"] = "llama"
+    design: Literal["llama", "gemma", "glm", "olmo", "qwen3_next"] = "llama"
     """gemma: norms multiply by 1 + w, two more norms follow attention and MLP, the gate is GELU (by tanh) instead of
-        SiLU, and the embedding is multiplied by sqrt(width). olmo: norms follow attention and MLP, and none precede
-        them. qwen3_next: norms multiply by 1 + w."""
+        SiLU, and the embedding is multiplied by sqrt(width). glm: the same four norms. olmo: norms follow attention
+        and MLP, and none precede them. qwen3_next: norms multiply by 1 + w."""
     mixers: tuple[str, ...] = ()
     """Mixer per layer, repeated over the layers: names in `KINDS` or `module:NAME`, e.g. three `deltanet` and one
     `attention`. () is attention everywhere."""
@@ -204,7 +207,7 @@ class ModelConfig:
     @property
     def norms(self) -> tuple[str, ...]:
         """The names in `NORMS` that each layer has."""
-        first, count = {"gemma": (0, 4), "olmo": (2, 2)}.get(self.design, (0, 2))
+        first, count = {"gemma": (0, 4), "glm": (0, 4), "olmo": (2, 2)}.get(self.design, (0, 2))
         return NORMS[first : first + count]
 
     @property
@@ -288,7 +291,7 @@ _COUNTS = (
     "vocab_size", "layers", "width", "heads", "kv_heads", "head_dim", "mlp_width", "attention_block",
 )  # fmt: skip
 _CHOICES = {
-    "design": ("llama", "gemma", "olmo", "qwen3_next"),
+    "design": ("llama", "gemma", "glm", "olmo", "qwen3_next"),
     "dtype": ("float32", "bfloat16"),
     "remat": ("nothing", "dots", "attention", "full"),
 }

@@ -7,6 +7,7 @@ kind's parameters are stacked over a group's layers that have it.
 | name | kind |
 |---|---|
 | `attention` | grouped-query attention: full, or in a sliding window; with rotary positions or without |
+| `sinks` | the same with a learned sink per head (gpt-oss) |
 | `deltanet` | gated DeltaNet: a recurrent state along each token's own path in its tree |
 | `dense` | the gated MLP |
 | `experts` | a mixture of gated MLPs; a router chooses some for each token |
@@ -154,8 +155,7 @@ def names(config: ModelConfig) -> tuple[str, ...]:
 def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, int]]]:
     """Returns a layer's parameters by role, each with its letters' sizes.
 
-    Flax initialises them in this order: a norm and its kind's matrices, for mixer and MLP, then the other
-    parameters.
+    Flax initialises them in this order: a norm and its kind's matrices, for mixer and MLP, then the other parameters.
     """
     matrices, rest, width = {}, {}, {"D": config.width}
     for norm, name in zip(NORMS[:2], kinds_of(config, layer), strict=True):

@@ -167,9 +167,8 @@ def gathered(arrays):
 def mesh_by_heads(config, devices=None) -> Mesh:
     """Returns a mesh over `devices` (by default this process's) in which sampling sends no weights.
 
-    `tensor` is the largest device count that divides heads, MLP and vocabulary; `data` is the rest. If there are
-    fewer key-value heads, each is repeated (`jprm.methods.policy.sampler.repeats`), so every device has its queries'
-    keys.
+    `tensor` is the largest device count that divides heads, MLP and vocabulary; `data` is the rest. If there are fewer
+    key-value heads, each is repeated (`jprm.methods.policy.sampler.repeats`), so every device has its queries' keys.
     """
     devices = jax.local_devices() if devices is None else devices
     tensor = max(n for n in range(1, len(devices) + 1) if len(devices) % n == 0 and _divides(config, n))

@@ -275,8 +275,7 @@ class HeadLayer(nn.Module):
     """Hidden states to `config.head`'s logits, in float32.
 
     A step head is linear; with `head_hidden` it is applied to relu(x W + b), as in Qwen2.5-Math-PRM. Its kernel starts
-    at
-    zero, or normal if `Head.spread` is set. A head over the vocabulary uses the embedding table if the two are tied.
+    at zero, or normal if `Head.spread` is set. A head over the vocabulary uses the embedding table if the two are tied.
     """
 
     config: ModelConfig
@@ -412,6 +411,7 @@ ATTENTION_WEIGHTS = {
     "query_bias": Weight("KGH", when=lambda c: c.qkv_bias),
     "key_bias": Weight("KH", when=lambda c: c.qkv_bias),
     "value_bias": Weight("KH", when=lambda c: c.qkv_bias),
+    "out_bias": Weight("D", when=lambda c: c.out_bias),
     "query_norm": Weight("H", value=None, when=lambda c: c.qk_norm),
     "key_norm": Weight("H", value=None, when=lambda c: c.qk_norm),
     "query_width_norm": Weight("KGH", value=None, when=lambda c: c.qk_width_norm),
@@ -429,9 +429,7 @@ Rotation = tuple[Array, Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Row geometry for attention: rotations for layers without and with a window, and the implementation's
-    plan.
-    """
+    """Geometry of rows: rotations for layers without and with a window, and the implementation's plan."""
 
     rotations: tuple[Rotation, Rotation]
     growth: Array | None  # (B, T), a factor of queries; None: 1
@@ -550,7 +548,8 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
     """Projects the heads back to the stream, gated by the layer's input if the model has gates (Qwen3.5)."""
     if config.attention_gate:
         y_BTKGH = y_BTKGH * jax.nn.sigmoid(product(y_BTD, w["query_gate"], config))
-    return product(y_BTKGH, w["out"], config, 3, stream(y_BTD))
+    x_BTD = product(y_BTKGH, w["out"], config, 3, stream(y_BTD))
+    return x_BTD + w["out_bias"] if config.out_bias else x_BTD
 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):

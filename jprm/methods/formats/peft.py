@@ -20,6 +20,7 @@ from jprm.experiment import kind_of
 from jprm.io.folders import local_copy
 from jprm.io.storage import Given
 from jprm.methods.formats import huggingface
+from jprm.methods.formats.config_json import NAMES, Fields
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD as LANGUAGE_HEAD
 from jprm.model.config import ModelConfig
 from jprm.model.parameters import Dtype, LoraConfig
@@ -104,7 +105,7 @@ class MergedTensors:
             raise ValueError(f"{self._lora.path}: holds no matrices A and B of a LoRA")
         for name, names in self._pairs.items():
             self._check(name, names, config.rank)
-        embed = next((name for name in self._whole if name.endswith(huggingface.NAMES["embed"])), None)
+        embed = next((name for name in self._whole if name.endswith(NAMES["embed"])), None)
         self.changes = {"vocab_size": self.shape(embed)[0]} if embed else {}
 
     def _of_base(self, name: str) -> str:
@@ -144,13 +145,16 @@ class MergedTensors:
         return array.astype(np.float32) + self._scale * (up @ down)
 
 
-open_tensors = MergedTensors
+def open_tensors(folder: str | os.PathLike) -> huggingface.Readable:
+    """Returns the merged tensors under Llama's names."""
+    file = MergedTensors(folder)
+    return huggingface.arranged(file, file.path)
 
 
 def read_config(folder: str | os.PathLike) -> LoraConfig:
     """Returns rank and scale. Raises ValueError for an unsupported or unknown field."""
     path = pathlib.Path(folder) / CONFIG
-    fields = huggingface.Fields(path, read_json(path))
+    fields = Fields(path, read_json(path))
     if fields.fields.get("peft_type") != "LORA":
         raise fields.refuse("peft_type", f"{fields.fields.get('peft_type')!r} is not supported; only LORA is")
     remedy = ". Merge the LoRA with PEFT's merge_and_unload and use what that saves"

@@ -21,10 +21,12 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
-from jprm.methods.formats.huggingface import DELTANET, LANGUAGE_HEAD, SIZES, Tensor, fused, name_of
+from jprm.methods.formats.config_json import SIZES
+from jprm.methods.formats.families import DELTANET
+from jprm.methods.formats.huggingface import LANGUAGE_HEAD, Tensor, fused, name_of
 from jprm.model import FileDtype, layers
 from jprm.model.attention import check_softmax
-from jprm.model.config import KINDS, ModelConfig
+from jprm.model.config import ModelConfig
 from jprm.tokenizer import Tokenizer
 
 SHARD_BYTES = 5_000_000_000
@@ -103,11 +105,16 @@ CLASSES = {
 }  # fmt: skip
 """Prefix of a family's class names in transformers."""
 
+WRITTEN = {"attention", "deltanet", "dense", "experts"}
+"""Kinds of layers that are written."""
+
 
 def _family(name: str, c: ModelConfig) -> str:
     """Returns the family whose class computes the model. Raises ValueError if jprm knows none."""
-    if foreign := sorted({*c.mixers, *c.mlps} - set(KINDS)):
+    if foreign := sorted({*c.mixers, *c.mlps} - WRITTEN):
         raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(foreign)}")
+    if c.out_bias or c.experts.clamp:
+        raise ValueError(f"{name}: models with out_bias or clamped experts (gpt-oss) are read, and not written")
     check_softmax(c.attention, "transformers")
     mixture, hybrid = "experts" in c.mlps, "deltanet" in c.mixers
     next_one = c.qk_norm and c.attention_gate and c.design == "qwen3_next"

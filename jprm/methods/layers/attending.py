@@ -1,16 +1,16 @@
 """Custom attention rules, e.g. sinks, softmax1, ALiBi, sigmoids, chunks. One function trains, scores and decodes.
 
-    def sinks(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config):
+    def softmax1(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config):
         logit_BKGTS = logits(q_BTKGH, k_BSKH, seen_BTS, config)
-        sink_BKGTS = jnp.broadcast_to(w["sink"][None, :, :, None, None], (*logit_BKGTS.shape[:-1], 1))
-        weight_BKGTS = jax.nn.softmax(jnp.concatenate([logit_BKGTS, sink_BKGTS], axis=-1))[..., :-1]
+        zero_BKGTS = jnp.zeros((*logit_BKGTS.shape[:-1], 1))
+        weight_BKGTS = jax.nn.softmax(jnp.concatenate([logit_BKGTS, zero_BKGTS], axis=-1))[..., :-1]
         return jnp.einsum("BKGTS,BSKH->BTKGH", weight_BKGTS, v_BSKH)
 
-    SINKS = attention_by(sinks, {"sink": Weight("KG")})
+    SOFTMAX1 = attention_by(softmax1)
 
 `attention_by` returns a kind with the projections, norms, positions and windows of attention. Trees, live search, the
 prefix cache and the sampler all call the same function, so their scores agree. There is no fused kernel: the logits of
-`attention_block` queries are in memory.
+`attention_block` queries are in memory. `SINKS`, at the end, is registered as `sinks`.
 """
 
 from __future__ import annotations
@@ -80,3 +80,14 @@ def attention_by(attend: Attend, weights: Mapping[str, Weight] | None = None) ->
         lambda config, context: unsplit_only("attention_by", context), transformer.attention_flops,
         cached=rule,
     )  # fmt: skip
+
+
+def sinks(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config: ModelConfig):
+    """Returns attention with a learned sink per head: a logit that takes weight and has no value (gpt-oss)."""
+    logit_BKGTS = logits(q_BTKGH, k_BSKH, seen_BTS, config)
+    sink_BKGTS = jnp.broadcast_to(w["sink"][None, :, :, None, None], (*logit_BKGTS.shape[:-1], 1))
+    weight_BKGTS = jax.nn.softmax(jnp.concatenate([logit_BKGTS, sink_BKGTS], axis=-1))[..., :-1]
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weight_BKGTS, v_BSKH)
+
+
+SINKS = attention_by(sinks, {"sink": Weight("KG", wide=True)})

@@ -1,9 +1,10 @@
 """A mixture of experts (Shazeer et al. 2017): a router selects gated MLPs for each token and weights their outputs.
 
 The router is a softmax over all experts; the largest probabilities are the weights, which `normalised` rescales to sum
-to 1 (Qwen3-MoE). No token is dropped: tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with
-its expert's matrices. If the mesh splits experts over `expert`, an axis that also splits rows, each device's tokens
-travel round the ring of devices with their partial outputs, so no device ever holds more than its own number of tokens.
+to 1 (Qwen3-MoE). With `clamp` router and experts have biases, and the SwiGLU is clamped (gpt-oss). No token is dropped:
+tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with its expert's matrices. If the mesh
+splits experts over `expert`, an axis that also splits rows, each device's tokens travel round the ring of devices with
+their partial outputs, so no device ever holds more than its own number of tokens.
 
 The sums for metrics and the load-balancing loss run over real tokens and layers: choices and probabilities by expert,
 and tokens.
@@ -28,6 +29,10 @@ WEIGHTS = {
     "expert_gate": Weight("EDF", "D"),
     "expert_up": Weight("EDF", "D"),
     "expert_down": Weight("EFD", "F"),
+    "router_bias": Weight("N", wide=True, when=lambda c: c.experts.clamp > 0),
+    "expert_gate_bias": Weight("EF", when=lambda c: c.experts.clamp > 0),
+    "expert_up_bias": Weight("EF", when=lambda c: c.experts.clamp > 0),
+    "expert_down_bias": Weight("ED", when=lambda c: c.experts.clamp > 0),
     "shared_gate": Weight("DS", "D", when=lambda c: c.experts.shared_width > 0),
     "shared_up": Weight("DS", "D", when=lambda c: c.experts.shared_width > 0),
     "shared_down": Weight("SD", "S", when=lambda c: c.experts.shared_width > 0),
@@ -47,11 +52,12 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, setting
     The sums over tokens of `real_BT` (not padding) are `chosen` and `probability` per expert, and `tokens`; {} if it is
     None. `settings` are not used.
     """
-    probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w["router"], config)
+    probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w, config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
-    places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in _MATRICES]
+    of_experts = [role for role in (*_MATRICES, *_BIASES) if role in w]
+    places = [tokens] * 3 + [WEIGHTS[role].places[1:] for role in of_experts]
     mapped = local(functools.partial(_experts, config=config), places, tokens, check=False)
-    y_BTD = mapped(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in _MATRICES))
+    y_BTD = mapped(x_BTD, weight_BTP, expert_BTP, *(w[role] for role in of_experts))
     if config.experts.shared_width:
         s = gathered_weights({role: w[role] for role in WEIGHTS if role.startswith("shared")}, WEIGHTS, config)
         gate, up, mix = (product(x_BTD, s[f"shared_{name}"], config) for name in ("gate", "up", "mix"))
@@ -65,11 +71,13 @@ def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, setting
 
 
 _MATRICES = ("expert_gate", "expert_up", "expert_down")
+_BIASES = tuple(f"{role}_bias" for role in _MATRICES)
 
 
-def routed(x_BTD, router_DN, config: ModelConfig):
+def routed(x_BTD, w: Mapping[str, Array], config: ModelConfig):
     """Returns float32 probabilities of all N experts, and the weights and indices of P chosen ones."""
-    logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), router_DN, out_sharding=stream(x_BTD))
+    logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), w["router"], out_sharding=stream(x_BTD))
+    logit_BTN += w.get("router_bias", 0.0)
     probability_BTN = jax.nn.softmax(logit_BTN, axis=-1)
     weight_BTP, expert_BTP = jax.lax.top_k(probability_BTN, config.experts.used)
     if config.experts.normalised:
@@ -77,7 +85,7 @@ def routed(x_BTD, router_DN, config: ModelConfig):
     return probability_BTN, weight_BTP.astype(x_BTD.dtype), expert_BTP
 
 
-def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
+def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, *bias, config: ModelConfig):
     """Returns one device's outputs, summed over the `expert` ring and over `tensor`."""
     (B, T, D), split = x_BTD.shape, dict(jax.sharding.get_abstract_mesh().shape)
     x_ND, weight_NP, expert_NP = (x.reshape(B * T, -1) for x in (x_BTD, weight_BTP, expert_BTP))
@@ -85,10 +93,13 @@ def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: 
     if split:
         gather = functools.partial(jax.lax.all_gather, axis_name=spec("embed")[0], tiled=True)
         gate_EDF, up_EDF, down_EFD = gather(gate_EDF, axis=1), gather(up_EDF, axis=1), gather(down_EFD, axis=2)
+        bias = (*bias[:2], gather(bias[2], axis=1)) if bias else ()
+    if bias and "tensor" in split:  # outputs are summed over `tensor`, and the bias counts once
+        bias = (*bias[:2], jnp.where(jax.lax.axis_index("tensor") == 0, bias[2], 0))
     first = jax.lax.axis_index("expert") * gate_EDF.shape[0] if ring > 1 else 0
 
     def of_device(x_ND, weight_NP, expert_NP):
-        return _own_experts(x_ND, weight_NP, expert_NP - first, gate_EDF, up_EDF, down_EFD, config)
+        return _own_experts(x_ND, weight_NP, expert_NP - first, gate_EDF, up_EDF, down_EFD, bias, config)
 
     def turn(carry, _):
         x_ND, weight_NP, expert_NP, y_ND = carry
@@ -104,7 +115,7 @@ def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, config: 
     return y_ND.reshape(B, T, D)
 
 
-def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config: ModelConfig):
+def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, bias, config: ModelConfig):
     """Returns the weighted outputs from experts 0 to E - 1; other choices add zero."""
     (N, P), E = expert_NP.shape, gate_EDF.shape[0]
     mine_X = jnp.where((expert_NP >= 0) & (expert_NP < E), expert_NP, E).reshape(N * P)
@@ -112,10 +123,21 @@ def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, config:
     count_E = jnp.sum(mine_X[:, None] == jnp.arange(E), axis=0, dtype=jnp.int32)
     x_XD = x_ND[order_X // P]
     gate_XF, up_XF = (grouped(x_XD, w, count_E) for w in (gate_EDF, up_EDF))
-    y_XD = grouped(activated(gate_XF, config) * up_XF, down_EFD, count_E)
+    if bias:
+        gate_bias_XF, up_bias_XF, down_bias_XD = (b_EX[jnp.minimum(mine_X[order_X], E - 1)] for b_EX in bias)
+        h_XF = clamped(gate_XF + gate_bias_XF, up_XF + up_bias_XF, config.experts.clamp)
+        y_XD = grouped(h_XF, down_EFD, count_E) + down_bias_XD
+    else:
+        y_XD = grouped(activated(gate_XF, config) * up_XF, down_EFD, count_E)
     used_X1 = (jnp.arange(N * P) < jnp.sum(count_E))[:, None]
     y_XD = jnp.where(used_X1, y_XD, 0) * weight_NP.reshape(N * P, 1)[order_X]
     return jnp.zeros_like(x_ND).at[order_X // P].add(y_XD.astype(x_ND.dtype))
+
+
+def clamped(gate_XF, up_XF, limit: float):
+    """Returns gpt-oss's SwiGLU: gate sigmoid(1.702 gate) (up + 1), both within the limit (gate only from above)."""
+    gate_XF, up_XF = jnp.minimum(gate_XF, limit), jnp.clip(up_XF, -limit, limit)
+    return gate_XF * jax.nn.sigmoid(1.702 * gate_XF) * (up_XF + 1)
 
 
 @jax.custom_vjp

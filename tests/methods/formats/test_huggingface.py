@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import re
+import shutil
 import tracemalloc
 import zlib
 
@@ -13,11 +15,12 @@ import tiny_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusing import refused
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tiny import chain_rows, hidden, logits
 
 from jprm.checkpoints import base
-from jprm.methods.formats.huggingface import FAMILIES, load_decoder, model_config
+from jprm.methods.formats.families import FAMILIES, MISSING
+from jprm.methods.formats.huggingface import load_decoder, model_config
 from jprm.model import transformer
 from jprm.model.mesh import MeshConfig, make_mesh, spec
 from jprm.model.transformer import axes_of
@@ -70,6 +73,15 @@ NEW = {
         rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5))),
     "qwen3_moe": ("qwen3_moe", MIXTURE | dict(head_dim=16, norm_topk_prob=True)),
     "qwen3_moe-dense": ("qwen3_moe", MIXTURE | dict(head_dim=16, num_hidden_layers=3, mlp_only_layers=[1])),
+    "olmo2": ("olmo2", {}),
+    "glm4": ("glm4", dict(head_dim=16)),
+    "granite": ("granite", dict(embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.3,
+                                logits_scaling=4.0, tie_word_embeddings=True)),
+    "mixtral": ("mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=7)),
+    "phi3": ("phi3", dict(sliding_window=7)),
+    "gpt_oss": ("gpt_oss", dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=7,
+        swiglu_limit=0.7, rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16,
+                                               rope_theta=100.0, beta_fast=4.0, truncate=False))),
     "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_next": ("qwen3_next", DELTA | MIXTURE | dict(shared_expert_intermediate_size=24)),
 }  # fmt: skip
@@ -88,6 +100,7 @@ def make(folder, kind="llama", shard=None, head="CausalLM", **changes):
     name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2",
             "gemma3_text": "Gemma3Text", "olmo3": "Olmo3", "smollm3": "SmolLM3", "ministral3": "Ministral3",
             "phi3": "Phi3", "qwen3_moe": "Qwen3Moe", "qwen3_5_text": "Qwen3_5Text", "qwen3_next": "Qwen3Next",
+            "olmo2": "Olmo2", "glm4": "Glm4", "granite": "Granite", "mixtral": "Mixtral", "gpt_oss": "GptOss",
             }[family]  # fmt: skip
     config = getattr(transformers, f"{name}Config")(**(SIZES | fields | changes))
     name = name.removesuffix("Text") if head == "CausalLM" else name
@@ -165,6 +178,87 @@ def test_hidden_states_and_gradients_equal_those_of_transformers(tmp_path, kind)
         lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=min(of_largest * np.abs(b).max(), most)),
         actual, wanted,
     )  # fmt: skip
+
+
+OWN = """
+from jprm.methods.formats.config_json import Family, Stored
+
+def values(fields, values):
+    return {"design": "olmo", "qk_width_norm": True}
+
+def tensors(fields, config):
+    return {"up": Stored("mlp.up_proj.weight", factor=fields.number("up_factor")), "gate": Stored("mlp.w1.weight")}
+
+MINE = Family("mine", values, reads={"up_factor"}, tensors=tensors)
+"""
+
+
+def test_a_family_outside_is_one_record(tmp_path, monkeypatch):
+    make(tmp_path / "olmo", "olmo2")
+    shutil.copytree(tmp_path / "olmo", tmp_path / "mine")
+    fields = json.loads((tmp_path / "olmo/config.json").read_text())
+    (tmp_path / "mine/config.json").write_text(json.dumps(fields | {"model_type": "mine", "up_factor": 2.0}))
+    tensors = load_file(tmp_path / "olmo/model.safetensors")
+    save_file({name.replace("gate_proj", "w1"): x for name, x in tensors.items()}, tmp_path / "mine/model.safetensors")
+    refused(ValueError, "'mine' is not supported", model_config, tmp_path / "mine")
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setenv("JPRM_FAMILIES", f"{tmp_path / 'own.py'}:MINE")
+    config = model_config(tmp_path / "mine")
+    assert config == model_config(tmp_path / "olmo")
+    mine, theirs = (load_decoder(tmp_path / name, config) for name in ("mine", "olmo"))
+    theirs["layers_0"]["up"] *= 2
+    jax.tree.map(np.testing.assert_array_equal, mine, theirs)
+    monkeypatch.setenv("JPRM_FAMILIES", f"{tmp_path / 'own.py'}:OTHER")
+    refused(ValueError, "OTHER", model_config, tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_refused_family_says_what_is_missing(tmp_path, name):
+    configured(tmp_path, model_type=name)
+    refused(ValueError, f"{name}.*which needs {re.escape(MISSING[name])}", model_config, tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_granite_policy_has_the_logits_of_transformers(tmp_path, tied):
+    torch = pytest.importorskip("torch", reason=REASON)
+    model = make(tmp_path, "granite", tie_word_embeddings=tied)
+    config = model_config(tmp_path, head="language", attention="reference", remat="nothing")
+    params = base.load_language_model(tmp_path, config)
+    with torch.no_grad():
+        wanted = model(torch.tensor([IDS])).logits[0, -1].numpy()
+    np.testing.assert_allclose(logits(params, config, chain_rows([IDS], len(IDS)))[0, 0], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_in_mxfp4_are_those_of_transformers(tmp_path):
+    torch = pytest.importorskip("torch", reason=REASON)
+    mxfp4 = pytest.importorskip("transformers.integrations.mxfp4", reason=REASON)
+    make(tmp_path, "gpt_oss", hidden_size=64, intermediate_size=96)
+    config, tensors = model_config(tmp_path), load_file(tmp_path / "model.safetensors")
+    packed, draw = dict(tensors), np.random.default_rng(0)
+    for name, x in tensors.items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            blocks = draw.integers(0, 256, (x.shape[0], x.shape[2], x.shape[1] // 32, 16), np.uint8)
+            scales = draw.integers(120, 130, blocks.shape[:-1], np.uint8)
+            del packed[name]
+            packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            whole = mxfp4.convert_moe_packed_tensors(torch.tensor(blocks), torch.tensor(scales), dtype=torch.float32)
+            tensors[name] = np.ascontiguousarray(whole.numpy())
+    save_file(tensors, tmp_path / "model.safetensors")
+    wanted = load_decoder(tmp_path, config)
+    save_file(packed, tmp_path / "model.safetensors")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
+    assert model_config(tmp_path) == config
+    jax.tree.map(np.testing.assert_array_equal, load_decoder(tmp_path, config), wanted)
+
+
+def test_what_gpt_oss_has_beyond_is_refused_by_name(tmp_path):
+    make(tmp_path, "gpt_oss")
+    fields = json.loads((tmp_path / "config.json").read_text())
+    others = {"quantization_config": {"quant_method": "awq"}, "swiglu_alpha": 2.0, "attention_bias": False}
+    for name, value in others.items():
+        (tmp_path / "config.json").write_text(json.dumps(fields | {name: value}))
+        refused(ValueError, name, model_config, tmp_path)
 
 
 def test_the_scalings_change_the_numbers():
@@ -320,7 +414,7 @@ KEYS = [
     "max_position_embeddings", "quantization_config",
 ]  # fmt: skip
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 8}
-FAMILY = st.sampled_from(FAMILIES)
+FAMILY = st.sampled_from([*FAMILIES])
 KINDS_OF_LAYERS = st.lists(st.sampled_from(["full_attention", "sliding_attention"]), max_size=3)
 ROPE = st.dictionaries(
     st.sampled_from(["type", "rope_type", *LLAMA3, "beta_fast", "rope_theta"]),
@@ -343,8 +437,6 @@ def test_no_config_does_more_than_be_refused(tmp_path, family, changes, rope):
 
 
 def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path):
-    from safetensors.numpy import load_file, save_file
-
     make(tmp_path)
     config, file = model_config(tmp_path), tmp_path / "model.safetensors"
     whole = load_file(file)

@@ -22,6 +22,7 @@ from jprm.methods.formats import huggingface
 from jprm.methods.formats.adapters.published import OUTER, labelled, named, recognise
 from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.methods.formats.chat_template import conversation_of, prompt_of, trims
+from jprm.methods.formats.config_json import NAMES
 from jprm.methods.formats.peft import MergedTensors
 from jprm.methods.implicit import LogRatio
 from jprm.model.attention import suited
@@ -92,14 +93,15 @@ class _Model:
 
     def __init__(self, folder: pathlib.Path, a: Adapter, dtype: Dtype, attention: str):
         lora = kind_of(folder) == "peft"
-        self.file: Tensors | MergedTensors = MergedTensors(folder, a.base) if lora else Tensors(folder)
-        self.place = self.file.path
+        file: Tensors | MergedTensors = MergedTensors(folder, a.base) if lora else Tensors(folder)
+        self.place = file.path
         self.context = context_of(a, self.place)
         head = of_channels(len(a.channels))  # its readout is the adapter's
         self.dtype: Dtype = dtype
         computed = "bfloat16" if dtype == "bfloat16" else "float32"
-        changes = self.file.changes if isinstance(self.file, MergedTensors) else {}
+        changes = file.changes if isinstance(file, MergedTensors) else {}
         self.config = huggingface.model_config(self.place, head=head, dtype=computed, attention=attention, **changes)
+        self.file = huggingface.arranged(file, self.place, self.config)
 
     def head(self, a: Adapter, ids: Mapping[str, int]) -> dict[str, np.ndarray]:
         """Returns the head's parameters in float32, as in `transformer.Head`. Checks every shape."""
@@ -128,7 +130,7 @@ class _Model:
         if self.config.tied_embeddings:
             if not a.channels:
                 return {}
-            module = next(name for name in self.file if name.endswith(huggingface.NAMES["embed"]))
+            module = next(name for name in self.file if name.endswith(NAMES["embed"]))
             module = module.removesuffix(".weight")
         else:
             module = f"{OUTER}lm_head" if f"{OUTER}lm_head.weight" in self.file else "lm_head"
