@@ -253,8 +253,7 @@ def _within(file: str, folder: str | os.PathLike) -> bool:
 
 
 def _unasked() -> str | None:
-    """Returns the current folder if Python searches it by default, without an entry in PYTHONPATH or sys.path by the
-    user.
+    """Returns the current folder if Python searches it by default, not by the user's PYTHONPATH or sys.path.
 
     An empty entry in PYTHONPATH (e.g. from `PYTHONPATH=$PYTHONPATH:/x`) or a relative entry in sys.path does not count
     as the user's choice.

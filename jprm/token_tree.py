@@ -300,12 +300,13 @@ def _labels(
 
 
 def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) -> Float32[np.ndarray, " M"]:
-    """Returns each node's number under `key`.
+    """Returns each node's number under `key`, e.g. `rollouts`; of a scored file also `score`, and outputs by name.
 
     If a record has `classes`, with a name, a list of names or None per step, the number is whether the step has the
     class.
     """
-    values = [node.extra.get(key) for node in tree.nodes]
+    own, output = ("score", "label"), key.removeprefix("outputs.")
+    values = [x.extra.get(key, getattr(x, key) if key in own else x.outputs.get(output)) for x in tree.nodes]
     absent_everywhere = values and all(value is None for value in values)
     if absent_everywhere and field == "extras" and "classes" in tree.extra:
         classes = tree.extra["classes"]
@@ -454,8 +455,7 @@ def _depth_first(
 ) -> Int[np.ndarray, " R"]:
     """Returns a depth-first run order with the deepest sibling last.
 
-    A split tree's later parts then follow the longest branch and repeat little. Equally deep siblings keep their
-    order.
+    A split tree's later parts then follow the longest branch and repeat little. Equally deep siblings keep their order.
     """
     by_start = np.argsort(start_R, kind="stable").tolist()  # a parent's tokens appeared before its children's
     parent, below = parent_R.tolist(), length_R.tolist()

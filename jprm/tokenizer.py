@@ -379,9 +379,8 @@ def _checked(text: str) -> str:
 # its last token.
 
 Template = Sequence[str]
-"""Segments. Each is split at {bos} and at the names in the layout's `ids`. The parts between are tokenised
-separately, with {problem}, {system}, {step} or {number} (from 1) filled in as text. {bos} is empty if there is no
-such token."""
+"""Segments. Each is split at {bos} and at the names in the layout's `ids`. The parts between are tokenised separately,
+with {problem}, {system}, {step} or {number} (from 1) filled in as text. {bos} is empty if there is no such token."""
 
 _FIELD = re.compile(r"\{(problem|system|step|number)\}")
 _LABEL = re.compile(r"(\S[^{}]*\{number\}[^{}]*)\{step\}")

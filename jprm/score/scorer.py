@@ -207,8 +207,7 @@ class PRM:
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns named outputs, (N,) float32 each, per tree with N nodes or per `prepare`d tree. Raises like
-        `score_many`."""
+        """Returns named outputs, (N,) float32 each, for each tree with N nodes. Raises like `score_many`."""
         return self._outputs(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
     @property

@@ -77,6 +77,21 @@ def test_classes_are_numbers_of_steps():
     refused(ValueError, "classes", token_tree, tree_of(record | {"classes": ["bad"]}), Characters(), extras=KINDS)
 
 
+@pytest.mark.parametrize(("key", "value"), [
+    ("score", [0.25, 0.5]), ("sigma", [0.125, 1]), ("outputs.sigma", [0.125, 1]), ("label", [1, 0]),
+])  # fmt: skip
+@pytest.mark.parametrize("shape", ["chain", "nodes"])
+def test_scores_and_outputs_of_a_scored_file_are_extras(key, value, shape):
+    chain = {"problem": "p", "semantics": "correctness", "steps": ["a", "b"], "labels": [1, 0], "scores": [0.25, 0.5],
+             "outputs": {"sigma": [0.125, 1.0]}}  # fmt: skip
+    nodes = [{"parent": i - 1, "text": "ab"[i], "label": 1 - i, "score": chain["scores"][i],
+              "outputs": {"sigma": chain["outputs"]["sigma"][i]}} for i in range(2)]  # fmt: skip
+    record = chain if shape == "chain" else {"problem": "p", "semantics": "correctness", "nodes": nodes}
+    tree = token_tree(tree_of(record), Characters(), extras=(key,))
+    np.testing.assert_array_equal(tree.extras[key][np.argsort(tree.node_M)], np.float32(value))
+    refused(ValueError, "'other'", token_tree, tree_of(record), Characters(), extras=("other",))
+
+
 @pytest.mark.parametrize("name", ["sigmoid=right,right", "softmax=score,bad", "sigmoid=right", "sigmoid=a,b c"])
 def test_names_that_are_none_are_refused(name):
     refused(ValueError, "head", heads.find, name)
