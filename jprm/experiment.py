@@ -62,15 +62,16 @@ class DataConfig:
     cache: local folder for token trees, so that records are tokenised once; empty for no cache. Shards of tokens in a
         bucket (`jprm tokenise`) are copied to it, by default to ~/.cache/jprm/tokens.
     cache_gb: maximum size for those copies in GB; the least recently used are deleted.
-    mixture: one weight per entry of `train`; records are sampled by weight and repeat as needed, e.g. (2, 1). Empty:
-        every record once per epoch.
+    mixture: one weight per entry of `train`; records are sampled by weight and repeat as needed, e.g. (2, 1). Or a
+        function of the step, FILE.py:NAME (`jprm.methods.data.curriculum`). Empty: every record once per epoch.
     supervise: `step`: every labelled step (a PRM). `outcome`: the ends of chains with known outcome (an ORM).
         `outcome_steps`, `outcome_tokens`: that outcome at the chain's every step or token, as in Lightman et al. and
         Cobbe et al.; a shared prefix gets the mean over its chains. `token`: every step token and the end of chain (a
         policy, with the language head).
     too_long: if a chain exceeds a row, raise an `error` or `truncate` it and count the lost steps.
     siblings: cut a tree longer than a row so that the cut separates the fewest pairs of labelled alternatives.
-    extras: node keys of tree records. Objectives receive their numbers as `Rows.extras`, NaN if a node lacks the key.
+    extras: node keys, or `score` and outputs of a scored file, e.g. `sigma`. Objectives receive their numbers as
+        `Rows.extras`, NaN if a node lacks the key.
     weight: node key whose number multiplies the weight of the node's label, e.g. `rollouts` for Monte Carlo labels.
         Nodes without it keep their weight. Empty: all labels weigh 1.
     """
@@ -87,7 +88,7 @@ class DataConfig:
     streams: int = 0
     cache: str = ""
     cache_gb: float = 50.0
-    mixture: tuple[float, ...] = ()
+    mixture: tuple[float, ...] | str = ()
     seed: int = 0
     siblings: bool = False
     extras: tuple[str, ...] = ()
@@ -101,10 +102,10 @@ class DataConfig:
             raise ValueError(f"data.rows={self.rows} is not a positive multiple of data.micro_rows={self.micro_rows}")
         if self.streams < 0 or self.micro_rows % max(self.streams, 1):
             raise ValueError(f"data.streams={self.streams} does not divide data.micro_rows={self.micro_rows}")
-        if self.mixture and (len(self.mixture) != len(self.train) or min(self.mixture) <= 0):
-            raise ValueError(
-                f"data.mixture={self.mixture} is not a positive weight for each of {len(self.train)} files"
-            )
+        weights = self.mixture or (1.0,) * len(self.train)
+        if ":" not in weights if isinstance(weights, str) else len(weights) != len(self.train) or min(weights) <= 0:
+            known = f"a positive weight for each of {len(self.train)} files"
+            raise ValueError(f"data.mixture={self.mixture} is not {known}, nor FILE.py:NAME")
         if self.cache_gb <= 0:
             raise ValueError(f"data.cache_gb={self.cache_gb} must be positive")
         if not self.train:

@@ -238,6 +238,9 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
         _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
     objective = source(experiment.objective, workdir)
     parts, files = own_parts(experiment.model), (*experiment.data.train, *experiment.data.valid)
+    named = {"optimizer.name": experiment.optimizer.name, "optimizer.decay": experiment.optimizer.decay}
+    own = {field: name for field, name in (named | {"data.mixture": experiment.data.mixture}).items() if ":" in name}
+    parts |= {field: find_part(str(name), {}, field, files=True) for field, name in own.items()}
     digests = {name: digest(part) for name, part in parts.items()}
     if experiment.rereads:
         digests |= {"base": data_digest(place_of(experiment.base))}

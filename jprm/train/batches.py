@@ -64,15 +64,17 @@ def _batches(
     pipeline = PipelineConfig(
         **vars(config), shuffle=not once, epochs=1 if once else None, stream=stream, chains=chain_rows(experiment.model)
     )
-    if isinstance(sources[0], Endless) and not once:
-        endless = [cast(Endless, source).stream(config.seed + i, stream) for i, source in enumerate(sources)]
-        weights = config.mixture if len(config.mixture) == len(sources) else [len(source) for source in sources]
-        return rows_of(_mixed(endless, weights).batch(config.window, batch_fn=list), pipeline, divided=True)
-    if len(sources) > 1 and config.mixture and not once:
-        seeded = [dataclasses.replace(pipeline, seed=config.seed + i) for i in range(len(sources))]
-        endless = [_epoch(source, settings).repeat() for source, settings in zip(sources, seeded, strict=True)]
-        return rows_of(_mixed(endless, config.mixture).batch(config.window, batch_fn=list), pipeline)
-    return counted_batches(_joined(sources), pipeline)
+    shards = isinstance(sources[0], Endless)
+    if once or not (shards or (len(sources) > 1 and config.mixture)):
+        return counted_batches(_joined(sources), pipeline)
+    seeded = [(dataclasses.replace(pipeline, seed=config.seed + i), source) for i, source in enumerate(sources)]
+    endless = [cast(Endless, x).stream(p.seed, stream) if shards else _epoch(x, p).repeat() for p, x in seeded]
+    if isinstance(config.mixture, str):
+        endless = endless if shards else [x[stream[0] :: stream[1]] for x in endless]
+        windows = find_part("jprm.methods.data.curriculum:Windows", {}, "curriculum")
+        return rows_of(windows(endless, experiment, functools.partial(_pack_window, pipeline), stream), pipeline)
+    weights = config.mixture if len(config.mixture) == len(sources) else [len(source) for source in sources]
+    return rows_of(_mixed(endless, weights).batch(config.window, batch_fn=list), pipeline, divided=shards)
 
 
 def _joined(sources: Sequence[Any]) -> grain.MapDataset[Any]:
@@ -100,7 +102,8 @@ def _sources(experiment: Experiment, files: Sequence[str], layout: Layout) -> li
     loaded = {file: data.load(file) for file in files}
     if empty := [file for file, records in loaded.items() if not len(records)]:
         raise ValueError(f"{empty[0]}: holds no record. Give a file with records")
-    parts = [[file] for file in files] if config.mixture and len(config.mixture) == len(files) else [list(files)]
+    apart = isinstance(config.mixture, str) or len(config.mixture) == len(files)
+    parts = [[file] for file in files] if apart else [list(files)]
     tokenise_tree = functools.partial(tokens_of, experiment=experiment, layout=layout)
     sources = [_joined([loaded[file] for file in part]).map(tokenise_tree) for part in parts]
     if not config.cache:
@@ -265,18 +268,19 @@ def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
 
 
 def rows_of(
-    windows: grain.MapDataset[Any], config: PipelineConfig, *, divided: bool = False
+    windows: grain.MapDataset[Any] | grain.IterDataset[Any], config: PipelineConfig, *, divided: bool = False
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Packs windows of token trees into batches; `divided` windows are this stream's, else it takes every n-th."""
     (first, count), rows = config.stream, config.stream_rows
+    if isinstance(windows, grain.IterDataset):  # they are packed
+        return grain.experimental.RebatchIterDataset(windows, rows).map(functools.partial(_fill_up, rows))
     if divided:
         packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
     else:
         packed = windows.map_with_index(functools.partial(_pack_window, config))
         packed = packed[first::count] if count > 1 else packed
     # One thread packs one window ahead, so that the accelerator does not wait for the host between windows.
-    stream = packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
-    return grain.experimental.RebatchIterDataset(stream, rows).map(functools.partial(_fill_up, rows))
+    return rows_of(packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)), config)
 
 
 def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> tuple[Rows, np.ndarray]:

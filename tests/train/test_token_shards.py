@@ -21,8 +21,9 @@ from array_record.python import array_record_module
 from fsspec.implementations.memory import MemoryFileSystem
 from refusing import refused
 
+from jprm.checkpoints import store
 from jprm.data import SHARDS, is_shards
-from jprm.experiment import DataConfig, OptimizerConfig
+from jprm.experiment import RUN, DataConfig, OptimizerConfig, read
 from jprm.io import folders
 from jprm.io.jsonl import write_records
 from jprm.io.shards import Shard
@@ -240,6 +241,52 @@ def test_a_mixture_keeps_its_weights_and_resumes(world, tmp_path, kind):
         endless = _mixed([source.stream(i, (0, 1)) for i, source in enumerate(sources)], mixed.data.mixture)
         second = {tree.name for tree in sources[1]}
         assert sum(endless[i].name in second for i in range(400)) == 300
+
+
+CURRICULUM = """
+def later(step, steps):
+    return (1 - step / steps, step / steps)
+
+def wrong(step, steps):
+    return (0.0, 0.0) if step else (1.0, 0.0)
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("kind", ["shards", "records"])
+def test_a_curriculum_follows_the_step_and_resumes(world, tmp_path, kind, count):
+    folder, plain, _ = world
+    (tmp_path / "mine.py").write_text(CURRICULUM)
+    train = ("tokens", "more") if kind == "shards" else ("train.jsonl", "more.jsonl")
+    changes = dict(mixture=f"{tmp_path / 'mine.py'}:later", rows=2, micro_rows=2)
+    mixed = dataclasses.replace(experiment_on(plain, *(folder / name for name in train), **changes), steps=24)
+    whole = list(itertools.islice(streams(mixed, count), 24))
+    resumed = streams(mixed, count)
+    for _ in range(9):
+        next(resumed)
+    state, resumed = json.loads(json.dumps(resumed.get_state())), streams(mixed, count)
+    resumed.set_state(state)
+    same(list(itertools.islice(resumed, 15)), whole[9:])
+
+    def of_second(state):
+        taken = [part["parent"]["next"] for part in state["streams"]]
+        return sum(second for _, second in taken) / max(sum(first + second for first, second in taken), 1)
+
+    late = streams(mixed, count)
+    shares = [of_second(late.get_state()) for _ in itertools.islice(late, 24)]
+    assert shares[0] == 0 and shares[12] < shares[-1] < 0.6 and shares[-1] > 0.3
+
+
+def test_a_curriculum_is_recorded_and_checked(world, tmp_path):
+    folder, plain, _ = world
+    (tmp_path / "mine.py").write_text(CURRICULUM)
+    train = (folder / "train.jsonl", folder / "more.jsonl")
+    mixed = experiment_on(plain, *train, mixture=f"{tmp_path / 'mine.py'}:wrong", window=1)
+    refused(ValueError, r"mine\.py:wrong.*\[0\.0, 0\.0\] at step 1", list, itertools.islice(streams(mixed, 1), 9))
+    refused(ValueError, "mixture", experiment_on, plain, *train, mixture="later")
+    store.claim(path_of(tmp_path / "run"), mixed, load_tokenizer(plain.tokenizer))
+    assert read(tmp_path / "run" / RUN).data.mixture == mixed.data.mixture
+    assert "data.mixture" in json.loads((tmp_path / "run" / store.DIGESTS).read_text())
 
 
 def test_training_takes_shards_and_another_experiment_is_refused(world):
