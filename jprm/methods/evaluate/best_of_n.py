@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jprm.loading import load
 from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate import baselines, blocks
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
@@ -31,7 +30,7 @@ from jprm.methods.evaluate.blocks import Block, Figure, Heading, PageModel, Tabl
 from jprm.methods.evaluate.findings import Finding, compared
 from jprm.methods.evaluate.options import BestOfNOptions
 from jprm.methods.evaluate.plots import Series, curves, slug
-from jprm.methods.evaluate.run import UNREAD, scored_files, source, stored_trees
+from jprm.methods.evaluate.run import UNREAD, model_of, scored_files, source, stored_trees
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.formats.adapters.published import named as adapter_of
@@ -448,7 +447,7 @@ def outcome_of(truth: Any, leaf: Node, where: str) -> float:
 
 def run(options: BestOfNOptions) -> Report:
     if options.model is not None:
-        prm = load(options.model, adapter=options.adapter)
+        prm = model_of(options)
         files = {"pools": (options.input, source("pools"))}
         scored, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
         return figures(Request(scored, scale=prm.scale, too_long=too_long))["pools"] | {"own_rule": prm.rule}

@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from jprm.loading import load
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
 from jprm.methods.evaluate.blocks import Block, Note, PageModel, Table, interval, percent, words
 from jprm.methods.evaluate.edits import MEANING_KEPT, MEANING_LOST, edited
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.options import Diagnostics
-from jprm.methods.evaluate.run import by_name, format_of, scored_trees, scorer, source
+from jprm.methods.evaluate.run import by_name, format_of, model_of, scored_trees, scorer, source
 from jprm.methods.evaluate.scored import ScoreError, scores_of
 from jprm.score.aggregate import RULES
 from jprm.score.scale import PROBABILITY, Scale
@@ -315,7 +314,7 @@ def run(options: Diagnostics) -> Report:
     if not (options.chains or options.pools):
         raise ValueError("diagnostics need files of --chains or --pools")
     by_name([*options.chains, *options.pools])
-    prm, folder = load(options.model, adapter=options.adapter), f"{options.to}.scores"
+    prm, folder = model_of(options), f"{options.to}.scores"
     requests = {
         section: Request(
             {path.stem: scored_trees(prm, path, source(reader), folder, options.too_long) for path, reader in files},

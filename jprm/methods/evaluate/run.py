@@ -66,6 +66,8 @@ class FileReader(NamedTuple):
 
 def run(benchmark: Benchmark, options: Any) -> Report:
     """Returns the report of a benchmark's command."""
+    if getattr(options, "by", None) and options.model is None:
+        raise ValueError(f"--by {options.by}: names an output of a model. Give --model")
     if benchmark.run is not None:
         report = benchmark.run(options)
     elif benchmark.figures is None:
@@ -165,6 +167,15 @@ def trained_on_words(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def model_of(options: Any) -> PRM:
+    """Loads the model named by the options; its score is the output named by `by`."""
+    prm = load(options.model, adapter=options.adapter)
+    try:
+        return prm.by(options.by or "score")
+    except ValueError as error:
+        raise ValueError(f"--by {error}. For figures of each value of a field of the records, use --per") from error
+
+
 def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     """Loads the model named by the options, and scores the files `data` and `calibrate`."""
     calibrate = getattr(options, "calibrate", ())
@@ -172,7 +183,7 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
     neutral = getattr(options, "neutral", "drop")
     check_neutral(neutral, read_all(files))
-    prm = load(options.model, adapter=options.adapter)
+    prm = model_of(options)
     scores, too_long = scored_files(prm, files, f"{options.to}.scores", options.too_long)
     scores = seen_by(benchmark, scores)
     data, fitted = ({name: scores[name] for name in by_name(paths)} for paths in (options.data, calibrate))
