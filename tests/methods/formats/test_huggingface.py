@@ -57,6 +57,8 @@ KINDS = {
     "qwen3": ("qwen3", dict(head_dim=16, tie_word_embeddings=True)),
     "qwen3-yarn": ("qwen3", dict(head_dim=16, rope_parameters=dict(
         rope_type="yarn", factor=2.0, original_max_position_embeddings=32, rope_theta=1e6, attention_factor=1.5))),
+    "granite": ("granite", dict(embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.3,
+                                logits_scaling=4.0, tie_word_embeddings=True)),
 }  # fmt: skip
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6,
              head_dim=16, num_hidden_layers=4)  # fmt: skip
@@ -75,8 +77,6 @@ NEW = {
     "qwen3_moe-dense": ("qwen3_moe", MIXTURE | dict(head_dim=16, num_hidden_layers=3, mlp_only_layers=[1])),
     "olmo2": ("olmo2", {}),
     "glm4": ("glm4", dict(head_dim=16)),
-    "granite": ("granite", dict(embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.3,
-                                logits_scaling=4.0, tie_word_embeddings=True)),
     "mixtral": ("mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=7)),
     "phi3": ("phi3", dict(sliding_window=7)),
     "gpt_oss": ("gpt_oss", dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=7,
@@ -85,7 +85,7 @@ NEW = {
     "qwen3_5": ("qwen3_5_text", DELTA),
     "qwen3_next": ("qwen3_next", DELTA | MIXTURE | dict(shared_expert_intermediate_size=24)),
 }  # fmt: skip
-"""The families of 2026: their gradients are compared too."""
+"""Their gradients are compared too. (Granite's are those of its multiplied matrices, which files do not hold.)"""
 OLD = tuple(KINDS)
 KINDS |= NEW
 HYBRIDS = ("qwen3_5", "qwen3_next")
