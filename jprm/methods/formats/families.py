@@ -157,7 +157,7 @@ def _gemma_pattern(fields: Fields):
     return alternating(fields.count(old, 6))(fields)
 
 
-GEMMA = dict(
+GEMMA: dict[str, Any] = dict(
     reads={
         "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
         "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern", "cache_implementation",
