@@ -35,11 +35,13 @@ model:
 `first_bad` covers trajectories with a labelled bad turn: which turn, and which agent, is to blame. A prediction names
 one turn. It is right within k if it is at most k turns from the first labelled one; `agent` is true if its turn belongs
 to the agent to blame (`mistake_agent` of the record, or else the `name` of the labelled turn). Names are compared
-without case and without a parenthesised suffix, e.g. "Orchestrator (thought)". Predictions from scores are `lowest`,
-the first turn with the lowest score, and `below`, the first turn below the threshold, or else the lowest. Predictions
-without a model are the `first`, `second`, `last` and `longest` turn, and `any`, the expectation over random turns. `any
-agent` is the probability that a random agent of the trajectory is the one to blame. Who&When is by Zhang et al. 2025,
-arXiv 2505.00212.
+without case and without a parenthesised suffix, e.g. "Orchestrator (thought)". `any_failure` is true if the turn has any
+bad label (reported if a trajectory has several), `root_cause` if it is the message at the record's index `root_cause`,
+e.g. from AgentRx. Predictions from scores are `lowest`, the first turn with the lowest score, and `below`, the first
+turn below the threshold, or else the lowest. Predictions without a model are the `first`, `second`, `last` and
+`longest` turn, `telemetry`, the lowest of a regression on turn number, repeats and errors that is fitted to other
+tasks, and `any`, the expectation over random turns. `any agent` is the probability that a random agent of the
+trajectory is the one to blame. Who&When is by Zhang et al. 2025, arXiv 2505.00212.
 
 `interventions` is the cost of a critic that stops the agent at low-scoring turns (`interventions.py`).
 
@@ -110,6 +112,12 @@ def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
         errors.append(wrong / max(answers, 1))
         at = i
     return Features(texts, characters, repeats, errors)
+
+
+def telemetry_of(of_turns: Features) -> Float[np.ndarray, "T F"]:
+    """Returns numbers of each turn that read no text: turn number, repeats so far, errors so far."""
+    place_T = np.arange(len(of_turns.texts))
+    return np.column_stack([place_T, np.log1p(place_T), np.cumsum(of_turns.repeats), of_turns.errors])
 
 
 class AgentRun(NamedTuple):
@@ -388,6 +396,9 @@ class Failed(NamedTuple):
 
     task: str
     place: int  # of its first bad turn, from 0
+    root: int | None  # the turn of the root cause; None if unknown, or if no turn is it
+    bad_T: Float[np.ndarray, " T"]  # 1 for a bad turn, 0 for another, NaN without a label
+    telemetry_TF: Float[np.ndarray, "T F"]
     agents: list[str]  # of each turn; "" if it has no name
     to_blame: str
     scores: list[float] | None
@@ -404,15 +415,18 @@ def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
     failed = []
     for tree, nodes, of_turns, _ in runs_of(trees):
         bound = 0 if tree.semantics == "rating" else 0.5
-        place = next((k for k, node in enumerate(nodes) if node.label is not None and node.label < bound), None)
-        if place is None:
+        bad_T = np.array([np.nan if node.label is None else node.label < bound for node in nodes], float)
+        if not (bad_T == 1).any():
             continue
+        place, root = int(np.argmax(bad_T == 1)), tree.extra.get("root_cause")
+        turn_of = {message: k for k, message in enumerate(tree.steps)} if len(nodes) == len(tree.steps) else {}
         agents = [agent_of(str(node.extra.get("name") or "")) for node in nodes]
         blamed = tree.extra.get("mistake_agent")
         to_blame = agent_of(blamed) if isinstance(blamed, str) else agents[place]
         scores = [float(node.score) for node in nodes if node.score is not None]
         known = scores if len(scores) == len(nodes) else None
-        failed.append(Failed(tree.problem, place, agents, to_blame, known, of_turns.characters))
+        about = (bad_T, telemetry_of(of_turns), agents, to_blame, known, of_turns.characters)
+        failed.append(Failed(tree.problem, place, turn_of.get(root) if type(root) is int else None, *about))
     return failed
 
 
@@ -425,17 +439,25 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
     if not failed:
         return {}
     named = all(run.to_blame and any(run.agents) for run in failed)
-    figures = [f"within_{k}" if k else "step" for k in WITHIN] + ["agent"] * named
+    told = {"agent": named, "any_failure": any((run.bad_T == 1).sum() > 1 for run in failed),
+            "root_cause": any(run.root is not None for run in failed)}  # fmt: skip
+    figures = [figure for figure in _FIGURES if told.get(figure, True)]
 
     def drawn(value_KC: list[list[float]]) -> dict[str, Draws]:
         value, tasks = np.array(value_KC), [run.task for run in failed]
         all_C = draws(lambda weight_RK: weighted_mean(value, weight_RK), tasks, seed=seed)
-        return {f: Draws(all_C.value[c], all_C.drawn_R[:, c], all_C.groups) for c, f in enumerate(figures)}
+        columns = {f: Draws(all_C.value[c], all_C.drawn_R[:, c], all_C.groups) for c, f in enumerate(_FIGURES)}
+        return {figure: columns[figure] for figure in figures}
 
     rows = {name: drawn([_certain(run, at(run)) for run in failed]) for name, at in _TRIVIAL.items()}
+    classes = [np.where(np.isnan(run.bad_T), -1, 1 - run.bad_T).astype(int) for run in failed]
+    fitted = baselines.fitted([run.telemetry_TF for run in failed], classes, [run.task for run in failed])
+    if fitted is not None:
+        at_K = [int(np.argmin(score_T)) for score_T in fitted]
+        rows["telemetry"] = drawn([_certain(run, at) for run, at in zip(failed, at_K, strict=True)])
     rows["any"] = drawn([_random(run) for run in failed])
     if named:  # this baseline has no other figures
-        chance = [[np.nan] * len(WITHIN) + [(run.to_blame in run.agents) / len({*run.agents})] for run in failed]
+        chance = [[(run.to_blame in run.agents) / len({*run.agents})] * len(_FIGURES) for run in failed]
         rows["any agent"] = {"agent": drawn(chance)["agent"]}
     scores: dict[str, dict[str, Draws]] = {}
     if all(run.scores is not None for run in failed):
@@ -450,6 +472,7 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
     }  # fmt: skip
 
 
+_FIGURES = (*(f"within_{k}" if k else "step" for k in WITHIN), "agent", "any_failure", "root_cause")
 _TRIVIAL = {
     "first": lambda run: 0,
     "second": lambda run: min(1, len(run.agents) - 1),
@@ -468,8 +491,9 @@ def _below(run: Failed, threshold: float) -> int:
 
 
 def _certain(run: Failed, place: int) -> list[float]:
-    """Returns the figures of one predicted turn: right within each distance, and right agent."""
-    return [float(abs(place - run.place) <= k) for k in WITHIN] + [float(run.agents[place] == run.to_blame)]
+    """Returns the figures of one predicted turn, in the order of `_FIGURES`."""
+    others = (run.agents[place] == run.to_blame, run.bad_T[place] == 1, place == run.root)
+    return [float(abs(place - run.place) <= k) for k in WITHIN] + [*map(float, others)]
 
 
 def _random(run: Failed) -> list[float]:
@@ -510,10 +534,8 @@ def _turns_of_runs(trees: Sequence[ReasoningTree]) -> list[RunOfTurns]:
     for tree, nodes, of_turns, where in runs_of(trees):
         classes = [None if node.label is None else _class(node.label, tree.semantics, where) for node in nodes]
         bad_T = np.array([np.nan if of_turn is None else of_turn == -1 for of_turn in classes], float)
-        place_T = np.arange(len(nodes))
-        telemetry = np.column_stack([place_T, np.log1p(place_T), np.cumsum(of_turns.repeats), of_turns.errors])
         score_T = np.array([node.score for node in nodes], float)
-        runs.append(RunOfTurns(str(tree.problem), score_T, bad_T, telemetry, nodes[-1].correct is True))
+        runs.append(RunOfTurns(str(tree.problem), score_T, bad_T, telemetry_of(of_turns), nodes[-1].correct is True))
     return runs
 
 

@@ -396,17 +396,36 @@ def test_nothing_is_chosen_among_trials_of_one_outcome(outcome):
 def test_the_first_bad_turn_is_named_by_scores():
     log = failed(2, [0.9, 0.4, 0.6, 0.1], ["A", "B", "C (thought)", "B"], mistake_agent="c")
     report = first_bad_report([log], 0.5, 0)
-    assert report["figures"] == ["step", "within_1", "within_3", "within_5", "agent"]
+    assert report["figures"] == ["step", "within_1", "within_3", "within_5", "agent", "any_failure"]
     values = {name: [figure["value"] for figure in row.values()] for name, row in report["scores"].items()}
-    assert values == {"lowest": [0, 1, 1, 1, 0], "below": [0, 1, 1, 1, 0]}
+    assert values == {"lowest": [0, 1, 1, 1, 0, 1], "below": [0, 1, 1, 1, 0, 0]}
     trivial = {name: [figure["value"] for figure in row.values()] for name, row in report["trivial"].items()}
-    assert trivial["any"] == pytest.approx([1 / 4, 3 / 4, 1, 1, 1 / 4])
+    assert trivial["any"] == pytest.approx([1 / 4, 3 / 4, 1, 1, 1 / 4, 1 / 2])
     assert trivial["any agent"] == pytest.approx([1 / 3])
-    assert trivial["longest"] == trivial["last"] == [0, 1, 1, 1, 0]
+    assert trivial["longest"] == trivial["last"] == [0, 1, 1, 1, 0, 1]
     above = first_bad_report([log], 0.05, 0)["scores"]
     assert above["below"] == above["lowest"]  # no turn is below
     assert agent_of("Orchestrator (-> WebSurfer)") == "orchestrator"
     assert first_bad_report([trial("a", 1, [1.0])], 0.5, 0) == {}
+
+
+@pytest.mark.parametrize(("root", "hit"), [(2, 1), (3, 0), (0, None), (None, None)])
+def test_a_root_cause_is_named_by_scores(root, hit):
+    """`root_cause` counts messages: 0 is the user's, which is no turn."""
+    log = failed(0, [0.9, 0.1, 0.5], ["", "", ""], root_cause=root)
+    values = {name: figure["value"] for name, figure in first_bad_report([log], 0.5, 0)["scores"]["lowest"].items()}
+    assert values.get("root_cause") == hit and values["any_failure"] == 1
+
+
+def test_telemetry_names_the_turn_that_it_was_fitted_to_on_other_tasks():
+    """The third turn is bad in every log: the turn number tells it, and no task's own labels are needed."""
+    logs = []
+    for task in range(60):
+        messages: list[dict] = [{"role": "user", "content": f"task {task}"}]
+        messages += [{"role": "assistant", "content": "x", "label": int(turn < 2)} for turn in range(3)]
+        logs.append(tree_of({"messages": messages, "outcome": 0}))
+    assert first_bad_report(logs, 0.5, 0)["trivial"]["telemetry"]["step"]["value"] == 1
+    assert "telemetry" not in first_bad_report(logs[:20], 0.5, 0)["trivial"]
 
 
 def test_figures_of_agents_are_shown_and_need_no_model(tmp_path):
