@@ -68,7 +68,7 @@ class PoolingRequest(RequestFields):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifyRequest(PoolingRequest):
-    """vLLM's classify: a classifier's outputs at the last token."""
+    """vLLM's classify: a classifier's outputs at the last token, or at the end of the last turn."""
 
     task: Annotated[Any, "Not read."] = None
 
@@ -91,9 +91,9 @@ async def pooling(request: Request) -> Response:
 
 
 async def classify(request: Request) -> Response:
-    """`POST /classify`, vLLM's route for sequence classifiers: the outputs at the last token of each text."""
+    """`POST /classify`, vLLM's route for sequence classifiers: the outputs at the end of each text (`_last`)."""
     asked = await _read(request, ClassifyRequest)
-    engine, chains, outputs = await _outputs(request, asked, lambda prm, ids: [len(ids) - 1])
+    engine, chains, outputs = await _outputs(request, asked, lambda prm, ids: [_last(prm, ids)])
     labels = labels_of(engine.prm)
     data = [
         {"index": i, "label": labels[int(np.argmax(x_C))], "probs": x_C.tolist(), "num_classes": len(x_C)}
@@ -208,3 +208,16 @@ def _places(prm: PRM, ids: Sequence[int]) -> list[int]:
     layout = prm.layout
     end = layout.end_of_step if isinstance(layout, TemplateLayout) else None
     return [i for i, token in enumerate(ids) if end is None or token == end]
+
+
+def _last(prm: PRM, ids: Sequence[int]) -> int:
+    """Returns the index of the last token; for jprm's own models, of the control token that ends the last turn.
+
+    Many templates write a newline after that token, e.g. `<|im_end|>` in Qwen's, but turns are scored at the token.
+    """
+    tokenizer, at = prm.layout.tokenizer, len(ids) - 1
+    if not (prm.layout.turns and isinstance(tokenizer, JsonTokenizer) and tokenizer.specials):
+        return at
+    while at and tokenizer.decode([ids[at]]).isspace():
+        at -= 1
+    return at if tokenizer.specials.fullmatch(tokenizer.decode([ids[at]])) else len(ids) - 1
