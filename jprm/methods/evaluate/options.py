@@ -189,7 +189,7 @@ class ClassesOptions(ModelOptions):
     """Steps with class labels: AUROC, average precision, F1, calibration and best threshold of every class.
 
     A record must have `classes` beside its steps: for each step the name of a class, a list of names, or null, e.g.
-    `[null, "arithmetic"]`. The names must be outputs of the model.
+    `[null, "arithmetic"]`. Turns of a trajectory may each have their own. The names must be outputs of the model.
 
     For example:
       jprm eval classes --model DIR --input types.jsonl --calibrate types_dev.jsonl --output classes.json

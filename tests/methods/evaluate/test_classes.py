@@ -1,5 +1,6 @@
 """Classifiers of many labels: each label an output, as transformers computes it; figures of classes; /classify."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -13,7 +14,7 @@ from jprm.apps.serve.engine import Engine
 from jprm.methods.evaluate.benchmark import Request
 from jprm.methods.evaluate.classes import best_threshold, figures
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.tree import tree_of
+from jprm.tree import record_of, steps_only, tree_of
 
 LABELS = ["correct", *(f"error {i}" for i in range(25))]
 
@@ -107,6 +108,31 @@ def test_figures_of_classes():
     assert a["auroc"]["low"] > 0.75 and b["auroc"]["low"] < 0.5 < b["auroc"]["high"]
     assert a["ece"] < a["ece_if_calibrated"] and b["ece"] > b["ece_if_calibrated"]
     assert b["threshold"] < 0.1 and b["f1_tuned"]["value"] > b["f1"]["value"]  # to say yes always is best for b
+
+
+FORMS = (list, lambda names: {name: int(name in names) for name in "ab"}, lambda names: names[0] if names else [])
+"""Ways to write a turn's classes: a list, an object, a single name."""
+
+
+def turns_from(tree, form):
+    """The chain as a trajectory: each step a turn with its classes beside it, and a question before it."""
+    messages: list[dict] = []
+    for node, names in zip(tree.nodes, tree.extra["classes"], strict=True):
+        turn = {"role": "assistant", "content": node.text, "score": node.score, "outputs": dict(node.outputs)}
+        turn |= {} if names is None else {"classes": form(names[:1])}
+        messages += [{"role": "user", "content": "Go on."}, turn]
+    return tree_of({"problem": tree.problem, "messages": messages})
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["list", "object", "name"])
+def test_figures_of_classes_beside_turns_are_those_of_chains(form):
+    chains = made_up(2)
+    turns = [steps_only(tree_of(record_of(turns_from(tree, form)))) for tree in chains]  # as the command reads a file
+    single = [
+        dataclasses.replace(tree, extra={"classes": [names and names[:1] for names in tree.extra["classes"]]})
+        for tree in chains
+    ]
+    assert figures(Request({"x": turns})) == figures(Request({"x": single}))
 
 
 def test_the_threshold_has_the_largest_f1():
