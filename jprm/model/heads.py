@@ -297,9 +297,9 @@ def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) 
         raise ValueError(
             f"head {activation}={','.join(names)}: names must differ, and `score` is reserved for the first"
         )
-    one_hot = {name: tuple(float(name == other) for other in names) for name in names}
-    outputs = {name: Weighted(activation, factors) for name, factors in one_hot.items()}
-    return Head(names, Readout(score=outputs[names[0]], **outputs), NAMED)
+    outputs = {name: Weighted(activation, tuple(float(name == other) for other in names)) for name in names}
+    log_odds = outputs[names[0]].factors if activation == "sigmoid" else ()
+    return Head(names, Readout(score=outputs[names[0]], **outputs), NAMED, log_odds=log_odds)
 
 
 def of_channels(count: int) -> str:

@@ -9,7 +9,7 @@ from tiny_run import experiment, lines, make_data, one_device, training
 
 from jprm.methods.layers import head_init
 from jprm.methods.layers.head_init import Steps, fitted_head
-from jprm.model.heads import HEADS
+from jprm.model.heads import find
 
 
 def made_up(count=3000, seed=0):
@@ -22,7 +22,7 @@ def made_up(count=3000, seed=0):
     return Steps(x_ND.astype(np.float32), target_N, rng.integers(1, 3, count).astype(np.float32)), logit_N
 
 
-@pytest.mark.parametrize("head", ["binary", "scalar", "quantile", "ensemble"])
+@pytest.mark.parametrize("head", ["binary", "scalar", "quantile", "ensemble", "sigmoid=right,loop"])
 def test_the_head_is_the_logistic_regression_of_sklearn(head, monkeypatch):
     linear_model = pytest.importorskip("sklearn.linear_model")
     steps, _ = made_up()
@@ -34,7 +34,7 @@ def test_the_head_is_the_logistic_regression_of_sklearn(head, monkeypatch):
     z_ND = (steps.x_ND - mean_D) / std_D
     reference = linear_model.LogisticRegression(C=1 / (0.1 * weight_N.sum()), tol=1e-8, max_iter=1000)
     wanted_N = reference.fit(z_ND, steps.target_N, sample_weight=weight_N).predict_proba(z_ND)[:, 1]
-    score_N = HEADS[head].readout.score(steps.x_ND @ params["kernel"] + params["bias"])
+    score_N = find(head).readout.score(steps.x_ND @ params["kernel"] + params["bias"])
     np.testing.assert_allclose(score_N, wanted_N, atol=1e-4)  # float32 sums of states of size 500
 
 
