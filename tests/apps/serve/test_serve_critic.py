@@ -4,6 +4,7 @@ JPRM_OPENHANDS names the Python of an environment with `openhands-sdk==1.58` (Py
 """
 
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import os
@@ -89,7 +90,8 @@ from openhands.sdk.tool.builtins import FinishTool
 asked = json.load(sys.stdin)
 critic = APIBasedCritic(server_url=asked["url"], api_key="none", model_name="critic", tokenizer_name="jprm/critic")
 first, *others = asked["messages"]
-events = [SystemPromptEvent(source="agent", system_prompt=TextContent(text=first["content"]), tools=FinishTool.create())]
+prompt = TextContent(text=first["content"])
+events = [SystemPromptEvent(source="agent", system_prompt=prompt, tools=FinishTool.create())]
 for message in others:
     source = "agent" if message["role"] == "assistant" else "user"
     text = TextContent(text=message["content"])
@@ -110,14 +112,12 @@ def python_with_openhands():
 
 
 def offline(home, tokenizer):
-    """Puts a tokenizer's template into the Hugging Face cache below `home`; returns variables that lead to it."""
-    folder = home / "hub" / "models--jprm--critic"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("c" * 40)
-    snapshot = folder / "snapshots" / ("c" * 40)
-    snapshot.mkdir(parents=True)
-    (snapshot / "tokenizer_config.json").write_text(json.dumps({"chat_template": tokenizer.chat.text}))
-    return {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    """Puts a tokenizer's template into the client's cache of templates; returns variables that lead to it."""
+    folder = home / ".cache" / "chat_templates"
+    folder.mkdir(parents=True)
+    name = hashlib.md5(b"jprm/critic").hexdigest()
+    (folder / f"{name}_tokenizer_config.json").write_text(json.dumps({"chat_template": tokenizer.chat.text}))
+    return {"HOME": str(home), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
 @pytest.mark.slow
