@@ -16,6 +16,7 @@ from test_export import untrained
 from test_serve import engine, prm  # noqa: F401  (fixtures, which tests name as arguments)
 from test_serve_rewards import byte_level
 
+import jprm
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
 from jprm.apps.serve.openrlhf import View
@@ -67,7 +68,7 @@ def drive(package, folder, samples):
     adapter = ROOT / "examples" / "trainers" / f"{package}_rewards.py"
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    if package in ("trl", "openrlhf"):  # their files use jprm.clients, which needs only httpx2 of that environment
+    if package in ("trl", "openrlhf", "tunix"):  # their files use jprm; with jprm.clients httpx2 alone is needed
         environment["PYTHONPATH"] = str(ROOT)
     if package == "slime":  # it is no package of the index: a checkout
         environment["PYTHONPATH"] = os.environ["JPRM_SLIME_CHECKOUT"]
@@ -261,3 +262,20 @@ def test_losses_are_those_of_trl_step_by_step(script, tmp_path):
     assert len(theirs) == 20 and ours[0] == pytest.approx(np.log(2), rel=1e-5) and ours.min() < 0.6
     print("largest relative difference", np.abs(ours / theirs - 1).max())
     np.testing.assert_allclose(ours, theirs, rtol=2e-4)  # TRL logs losses rounded to four digits
+
+
+@pytest.mark.slow
+def test_tunix(tiny_run, samples):
+    """tunix's learner and jprm's PRM in one process: its rewards are the sums of the scores of turns."""
+    got, model = drive("tunix", tiny_run.folder, samples), jprm.load(tiny_run.folder)
+    sums = []
+    for episode in got["episodes"]:
+        assert [message["role"] for message in episode["messages"]] == ["user", "assistant"] * 2
+        read = [message for message in episode["messages"] if message["content"].strip()]
+        tree = tree_of({"messages": read})
+        expected = iter(model.score_trees([tree])[0][tree.steps].tolist())
+        turns = [message["content"].strip() for message in episode["messages"][1::2]]
+        assert episode["scores"] == [close(next(expected)) if turn else None for turn in turns]
+        sums.append(sum(filter(None, episode["scores"])))
+    assert len(sums) == 2 * len(samples) and sorted(got["rewards"]) == close(sorted(sums))
+    assert got["moved"] > 0
