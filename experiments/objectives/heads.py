@@ -97,8 +97,8 @@ def sizes(trees: Sequence[ReasoningTree], of_tokens: bool) -> Int[np.ndarray, " 
     return np.array([len(token_tree(tree, layout).tokens_N if of_tokens else tree.nodes) for tree in trees], np.int64)
 
 
-def _load(of_tokens: bool) -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
-    frozen = states.Frozen.load((DEPTH,))
+def _load(of_tokens: bool, depth: int = DEPTH) -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
+    frozen = states.Frozen.load((depth,))
 
     def of_trees(trees: Sequence[ReasoningTree]) -> states.Chunk:
         packed = states.packed(trees, "outcome_tokens" if of_tokens else "step")
