@@ -47,7 +47,7 @@ MESSAGES = [
     {"role": "user", "content": "Go on."},
     {"role": "assistant", "content": "It is mended."},
 ]
-CONFIG = ServeConfig(longest=1024)
+CONFIG = ServeConfig(longest=4096)
 
 
 @pytest.fixture(scope="module")
