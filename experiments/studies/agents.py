@@ -76,7 +76,7 @@ def records_of(shared: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
     return sets
 
 
-def read(reader: str, path: pathlib.Path, **options: str) -> Iterator[dict[str, Any]]:
+def read(reader: str, path: pathlib.Path, **options: Any) -> Iterator[dict[str, Any]]:
     return (record for _, record in find(reader).read(path, **options))
 
 
@@ -102,11 +102,13 @@ def cross_fitted(rows: Sequence[np.ndarray], classes: Sequence[np.ndarray], fold
     """Returns each run's scores by a head that is fitted to the other folds."""
     scores: list[np.ndarray] = [np.zeros(0)] * len(rows)
     for fold in range(FOLDS):
-        x_ND, class_N = (np.concatenate([part[k] for k in np.flatnonzero(fold_K != fold)]) for part in (rows, classes))
+        x_ND, class_N = (
+            np.concatenate([part[k] for k in np.flatnonzero(fold_K != fold).tolist()]) for part in (rows, classes)
+        )
         known_N = class_N >= 0
         target_N = class_N[known_N].astype(np.float32)
         params, _ = fitted_head("scalar", Steps(x_ND[known_N], target_N, np.ones_like(target_N)))
-        for k in np.flatnonzero(fold_K == fold):
+        for k in np.flatnonzero(fold_K == fold).tolist():
             scores[k] = expit(rows[k] @ params["kernel"] + params["bias"])[:, 0]
     return scores
 
