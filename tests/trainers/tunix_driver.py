@@ -83,7 +83,8 @@ def main(adapter, folder, samples):
             train_micro_batch_size=1,
         ),
         rollout_config=base_rollout.RolloutConfig(
-            max_prompt_length=64, max_tokens_to_generate=8, kv_cache_size=256, temperature=1.0, return_logprobs=True
+            max_prompt_length=128, max_tokens_to_generate=64, kv_cache_size=256, temperature=1.0, return_logprobs=True,
+            eos_tokens=[2, *range(64, 128)],  # half of all: turns have two tokens on average
         ),
     )  # fmt: skip
     cluster = rl_cluster.RLCluster(actor=actor, reference=reference, tokenizer=Letters(), cluster_config=config)
