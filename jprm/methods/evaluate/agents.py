@@ -453,8 +453,7 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
     classes = [np.where(np.isnan(run.bad_T), -1, 1 - run.bad_T).astype(int) for run in failed]
     fitted = baselines.fitted([run.telemetry_TF for run in failed], classes, [run.task for run in failed])
     if fitted is not None:
-        at_K = [int(np.argmin(score_T)) for score_T in fitted]
-        rows["telemetry"] = drawn([_certain(run, at) for run, at in zip(failed, at_K, strict=True)])
+        rows["telemetry"] = drawn([_certain(run, int(np.argmin(s_T))) for run, s_T in zip(failed, fitted, strict=True)])
     rows["any"] = drawn([_random(run) for run in failed])
     if named:  # this baseline has no other figures
         chance = [[(run.to_blame in run.agents) / len({*run.agents})] * len(_FIGURES) for run in failed]
