@@ -35,12 +35,12 @@ model:
 `first_bad` covers trajectories with a labelled bad turn: which turn, and which agent, is to blame. A prediction names
 one turn. It is right within k if it is at most k turns from the first labelled one; `agent` is true if its turn belongs
 to the agent to blame (`mistake_agent` of the record, or else the `name` of the labelled turn). Names are compared
-without case and without a parenthesised suffix, e.g. "Orchestrator (thought)". `any_failure` is true if the turn has any
-bad label (reported if a trajectory has several), `root_cause` if it is the message at the record's index `root_cause`,
-e.g. from AgentRx. Predictions from scores are `lowest`, the first turn with the lowest score, and `below`, the first
-turn below the threshold, or else the lowest. Predictions without a model are the `first`, `second`, `last` and
-`longest` turn, `telemetry`, the lowest of a regression on turn number, repeats and errors that is fitted to other
-tasks, and `any`, the expectation over random turns. `any agent` is the probability that a random agent of the
+without case and without a parenthesised suffix, e.g. "Orchestrator (thought)". `any_failure` is true if the turn has
+any bad label (reported if a trajectory has several), `root_cause` if it is the message at the record's index
+`root_cause`, e.g. from AgentRx. Predictions from scores are `lowest`, the first turn with the lowest score, and
+`below`, the first turn below the threshold, or else the lowest. Predictions without a model are the `first`, `second`,
+`last` and `longest` turn, `telemetry`, the lowest of a regression on turn number, repeats and errors that is fitted to
+other tasks, and `any`, the expectation over random turns. `any agent` is the probability that a random agent of the
 trajectory is the one to blame. Who&When is by Zhang et al. 2025, arXiv 2505.00212.
 
 `interventions` is the cost of a critic that stops the agent at low-scoring turns (`interventions.py`).
