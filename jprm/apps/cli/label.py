@@ -25,7 +25,7 @@ from jprm.apps.cli.arguments import (
 )
 from jprm.apps.cli.fleets import UNDIVIDED, Divided, Once, RunFiles, divided
 from jprm.methods.label.config import Adaptive, CritiqueConfig, MonteCarloConfig, OmegaConfig
-from jprm.methods.verify.verifiers import Kind
+from jprm.methods.verify.verifiers import KINDS
 from jprm.model import Dtype
 
 label = Commands()
@@ -133,7 +133,7 @@ label.command(name="critique")(command(label_critique, CritiqueConfig, CritiqueO
 
 @label.command(name="verify")
 def label_verify(
-    kind: Kind,
+    kind: Annotated[str, arg(metavar=f"{'|'.join(KINDS)}|FILE.json", help_behavior_hint="")],
     input: Input,
     output: Output,
     unsafe_no_sandbox: FlagCreatePairsOff[bool] = False,
@@ -147,14 +147,15 @@ def label_verify(
       jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl
       jprm label verify --kind python --input programs.jsonl --output checked.jsonl
       jprm label verify --kind coq --input proofs.jsonl --output checked.jsonl
+      jprm label verify --kind agda.json --input proofs.jsonl --output checked.jsonl
 
     Args:
         kind: arithmetic: equations and inequalities; python: code, by the record's `tests`; coq: tactics, by its
-            `theorem`.
+            `theorem`; FILE.json: a checker that is a command.
         input: Chains, pools or trees, one per line.
         output: The records as trees, with 1 (correct), 0 (incorrect) or no label on every step.
-        unsafe_no_sandbox: Run python and coq without bubblewrap, limited only in time and memory. The code then has all
-            your permissions.
+        unsafe_no_sandbox: Run checkers without bubblewrap, limited only in time and memory. The code then has all your
+            permissions.
     """
     from jprm.methods.label.jobs import label_verify
 
@@ -202,7 +203,8 @@ def label_outcomes(
 
     Args:
         verifier: `answer` compares with the record's answer; `boxed` accepts only a boxed answer; `tests` runs
-            programs; or your own verifier, module:NAME or FILE.py:NAME.
+            programs; FILE.json describes a checker that is a command; or your own verifier, module:NAME or
+            FILE.py:NAME.
         input: Chains, pools or trees, one per line.
         output: The records, with `correct` on every chain and sample, or on each final node of a tree.
         environment: Environment in which the turns of trajectories are replayed; its reward becomes `outcome`.

@@ -60,8 +60,8 @@ class MonteCarloConfig:
       tokens: With --adaptive, replaces MEAN by a common budget for all trees sampled together: average rollout tokens
         per prefix. The first k rollouts are always sampled.
       trees_at_once: Trees whose rollouts are sampled together.
-      verifier: Judge of completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
-        FILE.py:NAME.
+      verifier: Judge of completed chains: the record's `answer`, its `tests` (programs), a checker's FILE.json, or your
+        own, module:NAME or FILE.py:NAME.
     """
 
     estimate: Literal["soft", "hard"]
@@ -104,8 +104,8 @@ class OmegaConfig:
       budget: Maximum rollouts per problem. If it runs out, the search keeps the states valued so far.
       seed: Number of the first rollout.
       problems_at_once: Problems whose rollouts are sampled together.
-      verifier: Judge of completed chains: the record's `answer`, its `tests` (programs), or your own, module:NAME or
-        FILE.py:NAME.
+      verifier: Judge of completed chains: the record's `answer`, its `tests` (programs), a checker's FILE.json, or your
+        own, module:NAME or FILE.py:NAME.
     """
 
     alpha: float = 0.5

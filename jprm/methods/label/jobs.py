@@ -32,7 +32,7 @@ from jprm.methods.label.monte_carlo import Rollouts, label_problems, label_trees
 from jprm.methods.policy.protocol import Policy, turns_of
 from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.verify import tests_of, verifiers
-from jprm.methods.verify.verifiers import Kind, Outcome, Verifier, checker, labelled
+from jprm.methods.verify.verifiers import Outcome, Verifier, checker, labelled
 from jprm.model import Dtype
 from jprm.model.heads import of_channels
 from jprm.model.mesh import MeshConfig, make_mesh
@@ -112,16 +112,18 @@ def label_consensus(
     return {"kept": by_other[-1]["kept"], **{reason: n for reason, n in dropped.items() if reason != "kept"}}
 
 
-def label_verify(kind: Kind, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
-    """Labels a file by computation (`kind`: arithmetic, python or coq); returns counts. A repeated call continues.
+def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
+    """Labels a file by computation; returns counts. A repeated call continues.
 
-    Without `in_sandbox`, code runs with the user's permissions.
+    Without `in_sandbox`, code runs with the user's permissions. `kind` is arithmetic, python, coq or a checker's file.
     """
     check = checker(kind, in_sandbox=in_sandbox)
     for number, tree in enumerate(trees_in(input), start=1):
         if kind == "python":
             tests_of(tree.extra, f"{os.fspath(input)}: record {number}")
-    request = {"kind": kind, "sandbox": in_sandbox}
+    request: dict[str, Any] = {"kind": kind, "sandbox": in_sandbox}
+    if kind.endswith(".json"):
+        request["digests"] = {"checker": digest(check)}
     _continued(input, output, request, lambda trees: [labelled(tree, check(tree)) for tree in trees], chunk=1)
     counts = collections.Counter({"trees": 0, "correct": 0, "incorrect": 0, "not checkable": 0})
     for tree in trees_in(output):
@@ -155,9 +157,9 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
     request = {"verifier": verifier, "digests": {"verifier": digest(judge)}}
     _continued(input, output, request, lambda trees: with_outcomes(judge, trees), chunk=OUTCOMES_AT_ONCE)
-    leaves = [node for tree in trees_in(output) for node in tree.nodes]
-    outcomes = [node.correct for node in leaves if node.correct is not None]
-    undecided = sum(verifiers.UNDECIDED in node.extra for node in leaves)
+    judged = list(trees_in(output))
+    outcomes = [node.correct for tree in judged for node in tree.nodes if node.correct is not None]
+    undecided = sum(verifiers.UNDECIDED in part.extra for tree in judged for part in (tree, *tree.nodes))
     counts = {"chains": len(outcomes) + undecided, "correct": sum(outcomes)}
     return counts | ({"undecided": undecided} if undecided else {})
 
@@ -245,13 +247,14 @@ def _is_whole(tree: ReasoningTree, chain: Sequence[int]) -> bool:
 
 
 def _with_leaves(tree: ReasoningTree, outcome: dict[int, Outcome]) -> ReasoningTree:
-    nodes = list(tree.nodes)
+    nodes, earlier = list(tree.nodes), {verifiers.UNDECIDED, verifiers.UNPROVED}
     for leaf, judgement in outcome.items():
         about = {key: value for key, value in judgement.about.items() if key != "answer" or tree.kind != "chain"}
-        extra = {key: value for key, value in nodes[leaf].extra.items() if key != verifiers.UNDECIDED} | about
+        extra = {key: value for key, value in nodes[leaf].extra.items() if key not in earlier} | about
         correct = None if verifiers.UNDECIDED in about else judgement.reward >= 1
         nodes[leaf] = dataclasses.replace(nodes[leaf], correct=correct, extra=extra)
-    return dataclasses.replace(tree, nodes=tuple(nodes))
+    extra = {key: value for key, value in tree.extra.items() if key not in earlier}  # of a chain: its record's keys
+    return dataclasses.replace(tree, nodes=tuple(nodes), extra=extra)
 
 
 def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:

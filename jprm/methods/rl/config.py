@@ -137,8 +137,8 @@ class RLExperiment:
     problems, held_out: JSON Lines of {"problem": ..., "answer": ...}, or with other fields for the verifier, e.g.
     `tests`; only evaluations use the second.
     prm, second_prm: PRM folders, or empty. The second never gives credit: its disagreement shows gaming.
-    verifier: `answer`, `boxed` (only a box counts), `tests` (for programs), or your own, `module:NAME` or
-        `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
+    verifier: `answer`, `boxed` (only a box counts), `tests` (for programs), a checker's FILE.json, or your own,
+        `module:NAME` or `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
         `jprm.methods.verify.verifiers.Verifier`.
     working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
     environment: the environment in which the policy acts; its reward replaces the verifier's.

@@ -2,7 +2,8 @@
 
 A program sees /usr and an empty /tmp of a few megabytes, but no home, environment, network or other processes. It may
 start threads but no processes, and ends when it exceeds its time, memory or file size. The filter forbids processes,
-because RLIMIT_NPROC does not bind root, and changes to modes, owners, times and attributes of files.
+because RLIMIT_NPROC does not bind root, and changes to modes, owners, times and attributes of files. A user's own
+checker may see more (`Shown`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import dataclasses
 import errno
 import functools
 import os
+import pathlib
 import shutil
 import signal
 import socket
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 
@@ -34,6 +36,21 @@ class Limits:
     memory: int = 1 << 30
     file: int = 4 << 20
     files: int = 16 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """More that a command may see and do. Only a user's own settings may name folders and allow processes.
+
+    Attributes:
+      files: contents of read-only files in the command's folder, by name.
+      folders: read-only folders, as absolute paths.
+      processes: it may start processes. They end with the command.
+    """
+
+    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    folders: tuple[str, ...] = ()
+    processes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +84,9 @@ def require() -> None:
         raise OSError(f"untrusted code needs a sandbox, and {reason}. {remedy}")
 
 
-def run_command(command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True) -> CommandResult:
+def run_command(
+    command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True, shown: Shown = Shown()
+) -> CommandResult:
     """Runs a command with `text` as its input; returns its output and exit status.
 
     Without `sandbox`, only time, memory and file size are limited; the program has all permissions of the user.
@@ -77,7 +96,7 @@ def run_command(command: Sequence[str], text: str, limits: Limits, *, sandbox: b
     """
     if sandbox:
         require()
-    return _run_command(command, text, limits, sandbox=sandbox)
+    return _run_command(command, text, limits, sandbox=sandbox, shown=shown)
 
 
 def run_servers(
@@ -117,30 +136,43 @@ def run_servers(
 
 def _run_command(
     command: Sequence[str], text: str, limits: Limits, *, sandbox: bool, descriptors: Sequence[int] = (), stop=None,
-    server_seconds: float | None = None,
+    server_seconds: float | None = None, shown: Shown = Shown(),
 ) -> CommandResult:  # fmt: skip
     """Runs a command, which takes over the `descriptors` and is killed when the event `stop` is set.
 
     If `server_seconds` is set, this is its time limit, and it may fork.
     """
     caps = [f"--as={limits.memory}", f"--fsize={limits.file}", f"--cpu={int(limits.seconds) + 1}"]
-    forks = server_seconds is not None
-    inner = _bwrap(command, limits, forks) if sandbox else command
+    server = server_seconds is not None
+    inner = _bwrap(command, limits, server, shown) if sandbox else command
     full = ["prlimit", *caps, "--nofile=64", "--core=0", "--", *inner]
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
     if sandbox and (scope := _scope()):
         full = [*scope, "-p", f"MemoryMax={limits.memory + limits.files}", "-p", "MemorySwapMax=0", "--", *full]
         buses = ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS")  # bwrap clears them
         environment |= {name: os.environ[name] for name in buses if name in os.environ}
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as filter_:
-        _write(asked, text.encode(errors="backslashreplace"))
-        folder = None if sandbox else tempfile.mkdtemp()
-        if sandbox:
-            _write(filter_, rules(forks))
-            full[full.index("FILTER")] = str(filter_.fileno())
+    with contextlib.ExitStack() as stack:
+
+        def temporary(content: bytes = b"") -> IO[bytes]:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            file.write(content)
+            file.seek(0)
+            return file
+
+        asked, printed = temporary(text.encode(errors="backslashreplace")), temporary()
+        folder, passed = None if sandbox else tempfile.mkdtemp(), list(descriptors)
+        contents = {name: content.encode(errors="backslashreplace") for name, content in shown.files.items()}
+        if folder is None:
+            contents["FILTER"] = rules(server or shown.processes)
+        for name, content in contents.items():
+            if folder is None:
+                passed.append(temporary(content).fileno())
+                full[full.index(name)] = str(passed[-1])
+            else:
+                pathlib.Path(folder, name).write_bytes(content)
         process = subprocess.Popen(
             full, stdin=asked, stdout=printed, stderr=printed, env=environment, cwd=folder, start_new_session=True,
-            pass_fds=[*descriptors, *([filter_.fileno()] if sandbox else [])],
+            pass_fds=passed,
         )  # fmt: skip
         for descriptor in descriptors:
             os.close(descriptor)
@@ -152,11 +184,6 @@ def _run_command(
                 shutil.rmtree(folder, ignore_errors=True)
         printed.seek(0)
         return CommandResult(status, printed.read().decode(errors="replace"))
-
-
-def _write(file: IO[bytes], content: bytes) -> None:
-    file.write(content)
-    file.seek(0)
 
 
 def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | None = None) -> int | None:
@@ -185,9 +212,10 @@ def python() -> str:
     return os.path.realpath(sys.executable)
 
 
-def _bwrap(command: Sequence[str], limits: Limits, forks: bool = False) -> list[str]:
+def _bwrap(command: Sequence[str], limits: Limits, server: bool = False, shown: Shown = Shown()) -> list[str]:
+    """Returns the command line, with a placeholder for the descriptor of each file (its name) and of the FILTER."""
     arguments = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
-    arguments += ["--as-pid-1"] if forks else []  # no child can kill process 1
+    arguments += ["--as-pid-1"] if server else []  # no child can kill process 1
     arguments += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox"]
     for name, value in (("PATH", "/usr/bin:/bin"), ("HOME", "/tmp"), ("LANG", "C.UTF-8")):
         arguments += ["--setenv", name, value]
@@ -207,6 +235,10 @@ def _bwrap(command: Sequence[str], limits: Limits, forks: bool = False) -> list[
         arguments += ["--ro-bind", prefix, prefix]
     arguments += ["--ro-bind-try", "/etc/ocamlfind.conf", "/etc/ocamlfind.conf"]  # where Debian's Coq finds its files
     arguments += ["--dev", "/dev", "--remount-ro", "/dev", "--size", str(limits.files), "--tmpfs", "/tmp"]
+    for folder in shown.folders:
+        arguments += ["--ro-bind", folder, folder]
+    for name in shown.files:
+        arguments += ["--ro-bind-data", name, f"/tmp/{name}"]
     arguments += ["--remount-ro", "/", "--chdir", "/tmp", "--seccomp", "FILTER", "--", *command]
     return arguments
 
@@ -289,8 +321,9 @@ def rules(forks: bool = False) -> bytes:
             with contextlib.suppress(OSError):
                 filter_.add_rule(seccomp.ALLOW, name, *arguments)
     for name in _REFUSED.split():
+        refused = seccomp.ALLOW if forks and name in ("fork", "vfork") else seccomp.ERRNO(errno.EPERM)
         with contextlib.suppress(OSError):
-            filter_.add_rule(seccomp.ERRNO(errno.EPERM), name)
+            filter_.add_rule(refused, name)
     if forks:
         filter_.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _CLONE_NAMESPACES, 0))
     else:

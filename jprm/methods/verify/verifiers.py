@@ -4,6 +4,8 @@ A verifier judges many chains at once, because programs run in batches. Commands
 `VERIFIERS`, or the user's `module:NAME` or `FILE.py:NAME`: a `Verifier`, or a function from (record, steps) to a
 reward.
 
+A checker that is a command, e.g. Agda or Z3, is described by the user's JSON file (`jprm.methods.verify.commands`).
+
 A check of the working maps (record, steps) to True, False or None (not checkable) per step. A checker labels the steps
 of a tree (`jprm label verify`).
 """
@@ -15,13 +17,14 @@ import functools
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from jprm.methods.answers import Rule, equivalent, extract
 from jprm.methods.policy.protocol import Prefix, Sample
 from jprm.methods.verify import Verdict, sandbox, tests_of
 from jprm.methods.verify.arithmetic import check_arithmetic, label_of
+from jprm.methods.verify.commands import CommandChecker, check_record, judge_chains, load_checker, verdicts_of
 from jprm.methods.verify.programs import LIMITS, Program, check_python, program_of, run_programs
 from jprm.methods.verify.sandbox import Limits, run_command
 from jprm.options import find_part
@@ -31,14 +34,15 @@ Record = Mapping[str, Any]
 Chain = tuple[Record, Sequence[str]]
 """A problem's record, and the text of each step."""
 
-Kind = Literal["arithmetic", "python", "coq"]
-"""Kind of steps expected by a checker."""
+KINDS = ("arithmetic", "python", "coq")
+"""Kinds of steps that a checker expects; a JSON file describes another (`jprm.methods.verify.commands`)."""
 
 ORIGIN = "formal"
 """Origin of a checker's labels."""
 
-UNDECIDED = "undecided"
-"""Key with the reason why a verifier could not judge a sample. Its reward is 0, and `correct` is unknown."""
+UNDECIDED, UNPROVED = "undecided", "unproved"
+"""Keys with the reason why a verifier could not judge a sample (its reward is 0, and `correct` is unknown), and why a
+checker rejects it."""
 
 Working = Callable[[Record, Sequence[str]], Sequence[bool | None]]
 
@@ -167,8 +171,35 @@ VERIFIERS: dict[str, Any] = {
 WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 
 
+def judge_by_command(chains: Sequence[Chain], checker: CommandChecker) -> list[Outcome]:
+    """Rewards chains with 1 if the checker proves them, else 0.
+
+    The outcome of another chain has the reason, as `unproved` or, if the checker gave no verdict, as `undecided`.
+
+    Raises OSError if there is no sandbox, or the checker does not start in it.
+    """
+    outcomes = []
+    for judgement in judge_chains(checker, chains):
+        key = UNDECIDED if judgement.proved is None else UNPROVED
+        outcomes.append(Outcome(1.0) if judgement.proved else Outcome(0.0, {key: judgement.reason}))
+    return outcomes
+
+
+def needs_source(record: Record, where: str, checker: CommandChecker) -> None:
+    """Raises RecordError if the record lacks a key of the checker's source, and OSError if there is no sandbox."""
+    check_record(checker, record, where)
+    sandbox.require()
+
+
 def find(name: str) -> Verifier:
-    """Finds a verifier by name; errors as `find_part`."""
+    """Finds a verifier by name, or makes one of a checker's JSON file; errors as `find_part` and `load_checker`."""
+    if name.endswith(".json"):
+        checker = load_checker(name)
+        judge, check = (
+            functools.partial(judge_by_command, checker=checker),
+            functools.partial(needs_source, checker=checker),
+        )
+        return Verifier(judge, check)
     verifier = find_part(name, VERIFIERS, "verifier", files=True)
     if isinstance(verifier, Verifier):
         return verifier
@@ -190,20 +221,53 @@ def right_working(verdicts: Sequence[bool | None]) -> bool:
     return any(verdicts) and False not in verdicts
 
 
-def checker(kind: Kind, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
-    """Returns a function from a tree to one verdict per node.
+def checker(kind: str, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
+    """Returns a function from a tree to one verdict per node. `kind` is one of `KINDS`, or a checker's JSON file.
 
     Raises:
-      OSError: coqtop is not installed, or `in_sandbox` is True but there is no sandbox.
+      ValueError: there is no such kind; of a JSON file, as `load_checker`.
+      OSError: the checker is not installed, or `in_sandbox` is True but there is no sandbox.
     """
+    if kind not in KINDS and not kind.endswith(".json"):
+        raise ValueError(f"kind={kind!r} is not one of {', '.join(KINDS)}, nor a checker's FILE.json")
     if kind == "arithmetic":
         return lambda tree: [check_arithmetic(node.text) for node in tree.nodes]
     if kind == "coq" and (reason := coq_refusal()):
         raise OSError(f"tactics cannot be checked: {reason}")
+    by_command = load_checker(kind) if kind.endswith(".json") else None
     if in_sandbox:
         sandbox.require()
+    if by_command:
+        return functools.partial(check_by_command, checker=by_command, in_sandbox=in_sandbox)
     check = {"python": check_python, "coq": check_coq}[kind]
     return lambda tree: check(tree, sandbox=in_sandbox)
+
+
+def check_by_command(tree: ReasoningTree, checker: CommandChecker, *, in_sandbox: bool = True) -> list[Verdict]:
+    """Returns one verdict per node. Each chain is one run.
+
+    Raises:
+      RecordError: the record lacks a key of the checker's source.
+      OSError: the checker does not start.
+    """
+    record = record_of_problem(tree)
+    check_record(checker, record, tree.problem[:60])
+    chains = chains_of(tree)
+    judgements = judge_chains(
+        checker, [(record, [tree.nodes[i].text for i in chain]) for chain in chains], in_sandbox=in_sandbox
+    )
+    paths = [verdicts_of(judgement, len(chain)) for judgement, chain in zip(judgements, chains, strict=True)]
+    return by_node(tree, paths)
+
+
+def by_node(tree: ReasoningTree, paths: Iterable[Sequence[Verdict]]) -> list[Verdict]:
+    """Joins the verdicts of a tree's chains, in order; of a node in several, the first with a label counts."""
+    verdicts = [Verdict(None)] * len(tree.nodes)
+    for chain, path in zip(chains_of(tree), paths, strict=True):
+        for i, verdict in zip(chain, path, strict=True):
+            if verdicts[i].label is None:  # time ran out on another path
+                verdicts[i] = verdict
+    return verdicts
 
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
@@ -250,14 +314,9 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
 
     Raises OSError if `sandbox` is True but there is no sandbox.
     """
-    theorem = tree.extra.get("theorem", tree.problem)
-    verdicts: list[Verdict | None] = [None] * len(tree.nodes)
-    for path in chains_of(tree):
-        path_verdicts = check_tactics(str(theorem), [tree.nodes[i].text for i in path], sandbox=sandbox)
-        for i, verdict in zip(path, path_verdicts, strict=True):
-            if (verdicts[i] or Verdict(None)).label is None:  # time ran out on another path
-                verdicts[i] = verdict
-    return [verdict or Verdict(None) for verdict in verdicts]
+    theorem = str(tree.extra.get("theorem", tree.problem))
+    steps = ([tree.nodes[i].text for i in chain] for chain in chains_of(tree))
+    return by_node(tree, (check_tactics(theorem, texts, sandbox=sandbox) for texts in steps))
 
 
 def check_tactics(
