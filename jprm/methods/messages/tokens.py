@@ -133,6 +133,8 @@ def windows_of(tree: ReasoningTree, tokenizer: JsonTokenizer, context: int) -> I
     behind one turn, the tool results in its window are cut in the middle, to a limit in characters that is halved from
     the longest result until the turn fits or the limit is below `_SHORTEST_RESULT`.
 
+    Repeated turns are text alone: a layer over steps (`model.steps`) does not see their ends.
+
     Raises like `turns_of`. A turn that does not fit is yielded too long.
     """
     everything = range(len(tree.nodes))
