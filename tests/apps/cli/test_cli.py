@@ -13,7 +13,7 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.apps.cli.arguments import SYNONYMS, Commands, options_of, with_settings
+from jprm.apps.cli.arguments import SYNONYMS, Acting, Commands, options_of, settings, with_settings
 from jprm.apps.serve import Served
 from jprm.apps.web import Listen
 from jprm.methods.data.readers import READERS
@@ -205,6 +205,12 @@ def test_settings_of_a_server_are_typed(words, message):
     refused(ValueError, message, with_settings, words, Served())
     (served,) = with_settings(["items=7", "weights=split", "queue_seconds=9"], Served())
     assert (served.items, served.weights, served.queue_seconds) == (7, "split", 9.0)
+
+
+@pytest.mark.parametrize("words", [["turns"], ["turns=x"], ["turns=2.5"], ["turn=3"]])
+def test_settings_of_an_environment_are_typed(words):
+    refused(ValueError, "--environment", settings, Acting, words, "environment")
+    assert settings(Acting, ["turns=3"], "environment").turns == 3 and Acting().turns == 16
 
 
 def test_an_option_of_a_users_own_keeps_its_name(tmp_path, monkeypatch):
