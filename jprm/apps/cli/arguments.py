@@ -300,12 +300,13 @@ def arranged(text: str, options: Mapping[str, Option]) -> str:
     top = next((i for i, line in enumerate(plain) if re.match(r"(╭─)? options ", line)), None)
     if top is None:
         return text
-    end = next(i for i in range(top, len(plain)) if plain[i].startswith("╰") or not plain[i].strip())
+    matches = {i: re.match(r"[│ ] (?:-h, )?--([\w.-]+)", plain[i]) for i in range(top, len(plain))}
+    begins = {i: match[1] for i, match in matches.items() if match}
+    end = next(i for i in range(max(begins), len(plain)) if plain[i].startswith("╰") or not plain[i].strip())
     entries, name = {}, "title"
-    for line, bare in zip(lines[top:end], plain[top:end], strict=True):
-        if match := re.match(r"[│ ] (?:-h, )?--([\w.-]+)", bare):
-            name = match[1]
-        entries.setdefault(name, []).append(line)
+    for i in range(top, end):
+        name = begins.get(i, name)
+        entries.setdefault(name, []).append(lines[i])
     known = [name for name in options if name in entries]
     known.sort(key=lambda name: (not options[name].required, not options[name].first))
     heading = entries["title"][0].replace("options", "more options", 1).replace("╭", "├").replace("╮", "┤")
