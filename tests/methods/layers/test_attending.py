@@ -16,6 +16,7 @@ from jprm.methods.decoding.cache import LiveTrees, PrefixCache
 from jprm.methods.formats.writing import _family
 from jprm.methods.layers.attending import attention_by, logits
 from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
+from jprm.model.config import ExpertsConfig
 from jprm.model.layers import Weight
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import ATTENTION, hidden
@@ -92,9 +93,18 @@ def path(tree, node):
     return [*path(tree, tree.nodes[node].parent), node] if node >= 0 else []
 
 
-@pytest.mark.parametrize("mixers", [(name,) for name in RULES] + [("attention", "SINKS")], ids=str)
-def test_a_rule_scores_alike_packed_alone_live_and_from_the_prefix_cache(mixers):
-    prm = make(mixers=tuple(name if name == "attention" else named(name) for name in mixers))
+GPT_OSS = dict(
+    mlps=("experts",), experts=ExpertsConfig(4, 2, 16, clamp=0.5), qkv_bias=True, out_bias=True, windows=(16, 0)
+)
+
+
+@pytest.mark.parametrize(
+    ("mixers", "more"),
+    [((name,), {}) for name in RULES] + [(("attention", "SINKS"), {}), (("sinks",), GPT_OSS)],
+    ids=[*RULES, "both", "gpt-oss"],
+)
+def test_a_rule_scores_alike_packed_alone_live_and_from_the_prefix_cache(mixers, more):
+    prm = make(mixers=tuple(named(name) if name in RULES else name for name in mixers), **more)
     grown = trees(2)
     for tree, score_N in zip(grown, prm.score_trees(grown), strict=True):
         alone = [prm.score(tree.problem, [tree.nodes[j].text for j in path(tree, i)])[-1] for i in range(6)]
