@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import re
 import sys
 from typing import Any, cast
 
@@ -42,7 +41,7 @@ from jprm.tokenizer import Layout
 from jprm.train import Stopped, train
 from jprm.tree import ReasoningTree, read_records, tree_of
 
-AUTHORED = 200
+AUTHORED = 800
 """Labelled problems whose chains authors criticise."""
 
 AUTHORED_STEPS, KEPT_STEPS = 180, models.REWARD_STEPS
@@ -68,14 +67,13 @@ def redone(problem: task.Problem, steps: list[str], rng: np.random.Generator, ha
     """Returns the last of these steps as an author would write it after the others; None if the others hold no sum."""
     count, i = problem.start, len(steps) - 1
     for step in steps[:-1]:
-        equation = re.fullmatch(r"\w+: -?\d+ [-+*] \d+ = (-?\d+)", step)
+        equation = task.EQUATION.fullmatch(step)
         if equation is None:
             return None
-        count = int(equation[1])
-    if i >= len(problem.moves):
+        count = int(equation[5])
+    if i >= len(problem.days):
         return f"The answer is {count}."
-    alone = task.Problem(count, problem.moves[i : i + 1], "")
-    return f"{task.DAYS[i]}: " + task.solution(alone, rng, habits)[0].partition(": ")[2]
+    return task.worked(problem, i, count, rng, habits)[0]
 
 
 def authored(records: list[dict], rng: np.random.Generator) -> list[dict[str, Any]]:

@@ -1,9 +1,11 @@
 """The quickstart's task: word problems about a running count, worked solutions with systematic mistakes, and a checker.
 
-A problem tells a story ("Ana has 17 coins. On Monday Ana finds 6 more. On Tuesday Ana loses 4.") and a solution works
-it out, one equation a day: "Monday: 17 + 6 = 23". Without days, tiny decoders lose their place in the story. A policy
-that learns from these solutions makes the mistakes of their authors: not noise, but habits that fire where a carry or a
-borrow does. On problems with several of them the most common answer is wrong, as in life.
+A problem tells a story ("Ana has 7 coins. On Monday Ana finds 2 pairs more. On Tuesday Ben loses 3.") and a solution
+works it out, one equation a day: "Monday: 7 + 4 = 11", "Tuesday: 11 + 0 = 11". Without days, tiny decoders lose their
+place in the story. A policy that learns from these solutions makes the mistakes of their authors: not noise, but habits
+that fire on certain days. On problems with several such days the most common answer is wrong, as in life.
+
+Most mistakes are true equations, e.g. "Tuesday: 11 - 3 = 8" above: only a reader of the problem can see them.
 
 The checker knows nothing of how a solution was made: it reads the story and every step.
 """
@@ -13,47 +15,88 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-NAMES = ("Ana", "Ben", "Cai", "Dia", "Eli", "Fay")
+OWNERS, OTHERS = ("Ana", "Cai", "Eli"), ("Ben", "Dia", "Fay")
+"""Who owns the things that are counted, and who else does something: a name tells, so that small models see it."""
+
 THINGS = ("coins", "shells", "cards", "nuts", "pens", "beads")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-PHRASES = {
-    "+": ("finds {} more", "buys {} more", "wins {} more"),
-    "-": ("loses {}", "gives away {}", "sells {}"),
-    "*": ("then has {} times as many",),
-}
-LARGEST, AMOUNTS = 15, (2, 3, 4)
-"""A story's counts stay between 1 and the first, which leaves 2 x 3 x 13 sums at most to learn beside 7 doubles; what a
-wrong solution comes to may be anything."""
+
+
+class Deed(NamedTuple):
+    """What happens on a day, e.g. `{other} gives {owner} {n}`, and how the owner's count changes by it."""
+
+    text: str
+    sign: str
+    times: int = 1  # things for each that the text counts: 2 for pairs, 0 if they are another's
+    taken: str = ""  # the habit that reads it in a wrong way
+
+
+PLAIN = (
+    *(Deed(f"{{owner}} {verb} {{n}} more", "+") for verb in ("finds", "buys", "wins")),
+    *(Deed(f"{{owner}} {verb} {{n}}", "-") for verb in ("loses", "drops", "sells")),
+)
+TRICKY = (
+    Deed("{other} gives {owner} {n}", "+", taken="operation"),
+    Deed("{other} buys {n} from {owner}", "-", taken="operation"),
+    Deed("{owner} finds {n} pairs more", "+", 2, "unit"),
+    Deed("{owner} loses {n} pairs", "-", 2, "unit"),
+    Deed("{other} finds {n} more", "+", 0, "quantity"),
+    Deed("{other} loses {n}", "-", 0, "quantity"),
+)
+TRICKY_DAYS = 0.3
+"""How many days have a deed that habits misread. Each habit has one deed that adds and one that subtracts, so that
+neither large answers nor many numbers give its mistakes away."""
+
+LARGEST, NUMBERS, PAIRS = 15, (2, 3, 4), (2, 3)
+"""A story's counts stay between 1 and the first. Its numbers are few, so that sums are quickly learnt and a wrong
+number is mostly one of the story's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
     """How often an author makes each mistake where it can occur."""
 
-    carry: float = 0.7  # 9 + 4 = 3: the carry is dropped
-    borrow: float = 0.7  # 12 - 4 = 12: the smaller digit is taken from the larger
-    sign: float = 0.02  # the story's loss is added, or its gain subtracted
-    cancel: float = 0.04  # a slip by one and, in the next step, another that takes it back
+    operation: float = 0.6  # "Ben gives Ana 3" is subtracted, "Ben buys 3 from Ana" is added
+    unit: float = 0.6  # "2 pairs" are 2
+    quantity: float = 0.6  # "Ben finds 3 more" is added to Ana's
+    skipped: float = 0.12  # the last day counts for nothing
+    copied: float = 0.07  # the number is the one of the day before
+    carry: float = 0.12  # 9 + 4 = 3: the carry is dropped
+    borrow: float = 0.12  # 12 - 4 = 12: the smaller digit is taken from the larger
+
+
+class Day(NamedTuple):
+    deed: Deed
+    n: int
+
+    @property
+    def move(self) -> tuple[str, int]:
+        """The change of the owner's count, e.g. ("-", 4); ("+", 0) on another's day."""
+        return (self.deed.sign if self.deed.times else "+"), self.n * self.deed.times
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
     start: int
-    moves: tuple[tuple[str, int], ...]
+    days: tuple[Day, ...]
     text: str
 
     @property
+    def moves(self) -> list[tuple[str, int]]:
+        return [day.move for day in self.days]
+
+    @property
     def counts(self) -> list[int]:
-        """Returns the count after each move."""
+        """Returns the count after each day."""
         count, counts = self.start, []
-        for sign, amount in self.moves:
-            count = apply(count, sign, amount)
+        for move in self.moves:
+            count = apply(count, *move)
             counts.append(count)
         return counts
 
@@ -63,23 +106,26 @@ class Problem:
 
 
 def apply(count: int, sign: str, amount: int) -> int:
-    return {"+": count + amount, "-": count - amount, "*": count * amount}[sign]
+    return count + amount if sign == "+" else count - amount
 
 
-def problem(rng: np.random.Generator, moves: tuple[int, int] = (3, 5)) -> Problem:
-    """Returns a story of `moves[0]` to `moves[1]` moves whose counts stay in range."""
+def problem(rng: np.random.Generator, days: tuple[int, int] = (3, 4)) -> Problem:
+    """Returns a story of `days[0]` to `days[1]` days whose counts stay in range."""
     count = start = int(rng.integers(3, LARGEST - 1))
-    chosen = []
-    for _ in range(int(rng.integers(moves[0], moves[1] + 1))):
-        options = [("+", int(rng.choice(AMOUNTS))), ("-", int(rng.choice(AMOUNTS))), ("*", 2)]
-        options = [(s, a) for s, a in options if 1 <= apply(count, s, a) <= LARGEST]
-        sign, amount = options[int(rng.integers(len(options)))]
-        count = apply(count, sign, amount)
-        chosen.append((sign, amount))
-    name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    told = [rng.choice(PHRASES[sign]).format(amount) for sign, amount in chosen]
-    tale = [f"On {day} {name} {what}." for day, what in zip(DAYS, told, strict=False)]
-    text = " ".join([f"{name} has {start} {thing}.", *tale, f"How many {thing} does {name} have?"])
+    chosen, length = [], int(rng.integers(days[0], days[1] + 1))
+    while len(chosen) < length:
+        deeds = TRICKY if rng.random() < TRICKY_DAYS else PLAIN
+        deed = deeds[int(rng.integers(len(deeds)))]
+        day = Day(deed, int(rng.choice(PAIRS if deed.times == 2 else NUMBERS)))
+        if 1 <= apply(count, *day.move) <= LARGEST:
+            count = apply(count, *day.move)
+            chosen.append(day)
+    owner, other, thing = rng.choice(OWNERS), rng.choice(OTHERS), rng.choice(THINGS)
+    tale = [
+        f"On {name} {deed.text.format(owner=owner, other=other, n=n)}."
+        for name, (deed, n) in zip(DAYS, chosen, strict=False)
+    ]
+    text = " ".join([f"{owner} has {start} {thing}.", *tale, f"How many {thing} does {owner} have?"])
     return Problem(start, tuple(chosen), text)
 
 
@@ -90,27 +136,36 @@ def record(task: Problem, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def solution(task: Problem, rng: np.random.Generator, habits: Habits | None) -> list[str]:
-    """Returns a solution: one equation a move, and a last line with the answer. Without `habits` it is correct."""
-    count, steps, owed = task.start, [], 0
-    for i, (sign, amount) in enumerate(task.moves):
-        if habits and sign != "*" and rng.random() < habits.sign:
-            sign = "-" if sign == "+" and count > amount else "+"
-        result = apply(count, sign, amount)
-        if owed:
-            result, owed = result - owed * (amount if sign == "*" else 1), 0
-        elif habits:
-            wrong = _mistake(count, sign, amount, habits, rng)
-            following = task.moves[i + 1][0] if i + 1 < len(task.moves) else None
-            if wrong is None and following in ("+", "-") and result > 1 and rng.random() < habits.cancel:
-                owed = int(rng.choice([-1, 1]))
-                wrong = result + owed
-            result = result if wrong is None else wrong
-        steps.append(f"{DAYS[i]}: {count} {sign} {amount} = {result}")
-        count = result
+    """Returns a solution: one equation a day, and a last line with the answer. Without `habits` it is correct."""
+    count, steps = task.start, []
+    for i in range(len(task.days)):
+        step, count = worked(task, i, count, rng, habits)
+        steps.append(step)
     return [*steps, f"The answer is {count}."]
 
 
-def _mistake(count: int, sign: str, amount: int, habits: Habits, rng: np.random.Generator) -> int | None:
+def worked(task: Problem, i: int, count: int, rng: np.random.Generator, habits: Habits | None) -> tuple[str, int]:
+    """Returns an author's equation for a day that begins with `count`, and its result."""
+    sign, amount = task.days[i].move if habits is None else _understood(task, i, habits, rng)
+    result = apply(count, sign, amount)
+    if habits is not None and (wrong := _miscounted(count, sign, amount, habits, rng)) is not None:
+        result = wrong
+    return f"{DAYS[i]}: {count} {sign} {amount} = {result}", result
+
+
+def _understood(task: Problem, i: int, habits: Habits, rng: np.random.Generator) -> tuple[str, int]:
+    """Returns the move that an author reads in a day's sentence."""
+    (deed, n), (sign, amount) = task.days[i], task.days[i].move
+    if i == len(task.days) - 1 and rng.random() < habits.skipped:
+        return "+", 0
+    if deed.taken and rng.random() < getattr(habits, deed.taken):
+        return ("-" if sign == "+" else "+", n) if deed.taken == "operation" else (deed.sign, n)
+    if amount and i and rng.random() < habits.copied:
+        return sign, task.days[i - 1].n
+    return sign, amount
+
+
+def _miscounted(count: int, sign: str, amount: int, habits: Habits, rng: np.random.Generator) -> int | None:
     tens, ones = divmod(count, 10)
     if sign == "+" and ones + amount > 9 and rng.random() < habits.carry:
         return 10 * tens + (ones + amount) % 10
@@ -125,16 +180,19 @@ def parse(text: str) -> Problem:
     begins = re.fullmatch(r"(\w+) has (\d+) (\w+)", first)
     if not begins or not tale:
         raise ValueError(f"not a story of the quickstart's task: {text[:80]!r}")
-    name, start, thing = begins.groups()
-    moves = []
-    for day, sentence in zip(DAYS, tale[:-1], strict=False):
-        for sign, phrases in PHRASES.items():
-            for phrase in phrases:
-                if match := re.fullmatch(re.escape(f"On {day} {name} {phrase}").replace(r"\{\}", r"(\d+)"), sentence):
-                    moves.append((sign, int(match[1])))
-    if len(moves) != len(tale) - 1 or tale[-1] != f"How many {thing} does {name} have?":
+    owner, start, thing = begins.groups()
+    days = []
+    for name, sentence in zip(DAYS, tale[:-1], strict=False):
+        for deed in (*PLAIN, *TRICKY):
+            pattern = deed.text.format(owner=owner, other=f"(?:{'|'.join(OTHERS)})", n=r"(?P<n>\d+)")
+            if match := re.fullmatch(f"On {name} {pattern}", sentence):
+                days.append(Day(deed, int(match["n"])))
+    if len(days) != len(tale) - 1 or tale[-1] != f"How many {thing} does {owner} have?":
         raise ValueError(f"not a story of the quickstart's task: {text[:80]!r}")
-    return Problem(int(start), tuple(moves), text)
+    return Problem(int(start), tuple(days), text)
+
+
+EQUATION = re.compile(r"(\w+): (-?\d+) ([-+]) (\d+) = (-?\d+)")
 
 
 def check(task: Problem, steps: Sequence[str]) -> list[bool]:
@@ -143,19 +201,44 @@ def check(task: Problem, steps: Sequence[str]) -> list[bool]:
     A step is judged as a person would rate it: it must do the next thing that the story tells, go on from what is
     written above it and get the sum right. So what follows a mistake correctly is right by itself.
     """
-    count, right = task.start, []
+    return [mistake is None for mistake in mistakes(task, steps)]
+
+
+def mistakes(task: Problem, steps: Sequence[str]) -> list[str | None]:
+    """Returns the kind of each step's mistake, or None if it is correct: `sum` for a false equation, `count` for one
+    that does not go on from the count above it, `operation` for a wrong sign, `skipped` for + 0 on an owner's day,
+    `unit`, `quantity` (another's) or `copied` for a wrong number, `form` for anything else."""
+    count, kinds = task.start, []
     for i, step in enumerate(steps):
-        equation = re.fullmatch(r"(\w+): (-?\d+) ([-+*]) (\d+) = (-?\d+)", step)
-        if equation and i < len(task.moves):
+        equation = EQUATION.fullmatch(step)
+        if equation and i < len(task.days):
             day, sign = equation[1], equation[3]
             left, amount, result = int(equation[2]), int(equation[4]), int(equation[5])
-            told = day == DAYS[i] and (sign, amount) == task.moves[i]
-            right.append(told and left == count and result == apply(left, sign, amount))
+            if day != DAYS[i]:
+                kinds.append("form")
+            elif result != apply(left, sign, amount):
+                kinds.append("sum")
+            else:
+                kinds.append("count" if left != count else _misread(task.days[i], sign, amount))
             count = result
         else:
             final = re.fullmatch(r"The answer is (-?\d+)\.", step)
-            right.append(bool(final) and i == len(task.moves) == len(steps) - 1 and int(final[1]) == count)
-    return right
+            right = bool(final) and i == len(task.days) == len(steps) - 1 and int(final[1]) == count
+            kinds.append(None if right else "form")
+    return kinds
+
+
+def _misread(day: Day, sign: str, amount: int) -> str | None:
+    """Returns the kind of mistake of a true equation for a day."""
+    if (sign, amount) == day.move:
+        return None
+    if not day.deed.times:
+        return "quantity"
+    if amount == 0:
+        return "skipped"
+    if day.deed.times > 1 and amount == day.n:
+        return "unit"
+    return "operation" if amount == day.move[1] else "copied"
 
 
 def labels(task: Problem, steps: Sequence[str]) -> list[float]:
@@ -178,10 +261,10 @@ def tokenizer() -> tokenizers.Tokenizer:
 
     The result of a sum is then one token that follows from three others.
     """
-    words = [*NAMES, *THINGS, *DAYS, *"On has have does How many The answer is times as then more".split()]
-    words += [word for phrases in PHRASES.values() for phrase in phrases for word in phrase.replace("{}", "").split()]
+    words = [*OWNERS, *OTHERS, *THINGS, *DAYS, *"On has have does How many The answer is".split()]
+    words += [word for deed in (*PLAIN, *TRICKY) for word in re.sub(r"{\w+}", "", deed.text).split()]
     numbers = [*"0123456789", *(f"{n:02}" for n in range(100))]
-    pieces = [*numbers, *"+-*=.?:", *dict.fromkeys(words)]
+    pieces = [*numbers, *"+-=.?:", *dict.fromkeys(words)]
     vocabulary = ["<eos>", "<unk>", "\n", " ", *pieces, *(f" {piece}" for piece in pieces)]
     inner = tokenizers.Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(vocabulary)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Split(
