@@ -18,20 +18,28 @@ import dataclasses
 import json
 import pathlib
 import sys
-import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import tyro
 
+import jprm
 from experiments.code_world import functions
 from experiments.quickstart import judge, models
 from experiments.quickstart import run as quickstart
 from jprm.apps.report.page import report
-from jprm.methods.evaluate.blocks import Table, percent, show
+from jprm.experiment import OptimizerConfig
+from jprm.loading import VERIFIER
+from jprm.methods.evaluate.best_of_n import best_of_n_report
+from jprm.methods.evaluate.blocks import Table, last, percent, show
+from jprm.methods.evidence.fit import fit
+from jprm.methods.evidence.sources import DEFAULT
 from jprm.methods.label.jobs import label_outcomes
 from jprm.methods.policy.protocol import Sample
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.train import Stopped, train
+from jprm.tree import read_records, tree_of
 
 MODELS = {"monte_carlo": "prm_monte_carlo", "outcome": "orm"}
 """The folder of each reward model, and its name in the results."""
@@ -51,32 +59,26 @@ def main(out: pathlib.Path = pathlib.Path("runs/code_world"), seed: int = 0) -> 
         out: The folder for everything that is made; a run that was stopped continues in it.
         seed: Of the problems, the solutions, the training and the samples.
     """
-    began, stages = time.perf_counter(), {}
-
-    def done(stage: str) -> None:
-        stages[stage] = round(time.perf_counter() - began - sum(stages.values()), 1)
-
     out.mkdir(parents=True, exist_ok=True)
     quickstart.check_seed(out, seed)
+    stages = quickstart.Stages(out / "stages.json")
+    stages.begin("a policy learns from authors with habits of error")
     vocabulary = quickstart.make_data(out, seed, functions, COUNTS)
     trained(out, "policy", models.policy(out, vocabulary, seed), POLICY_STEPS)
-    done("policy")
     policy = load_sampler(out / "policy", SamplerConfig(temperature=quickstart.TEMPERATURE, max_tokens=96, rows=512))
     for problems, pools, count in (("problems", "pools", SAMPLES), ("test_problems", "test_pools", TEST_SAMPLES)):
         sampled = out / f"sampled_{pools}.jsonl"
+        stages.begin(f"samples, {pools}")
         quickstart.sample_pools(policy, out / f"{problems}.jsonl", sampled, count, seed, pool)
-        done(f"samples, {pools}")
-        console.rule(f"{pools}: tests of every sample")
+        stages.begin(f"tests of samples, {pools}")
         label_outcomes("tests", sampled, out / f"{pools}.jsonl")
-        done(f"tests, {pools}")
+    stages.begin("labels by rollouts")
     quickstart.label(policy, out, seed, functions, "tests")
-    done("labels by rollouts")
     for labels in MODELS:
+        stages.begin(f"training: {judge.NAMED[labels]}")
         trained(out, labels, models.reward(out, vocabulary, labels, seed), REWARD_STEPS)
-        done(f"training, {labels}")
-    results = judged(out, seed)
-    done("evaluation")
-    results |= {"seconds": round(time.perf_counter() - began, 1), "stages": stages, "seed": seed}
+    results = judged(out, seed, stages.begin)
+    results |= stages.totals() | {"seed": seed}
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     show(tables(results), console)
     console.print(
@@ -87,12 +89,13 @@ def main(out: pathlib.Path = pathlib.Path("runs/code_world"), seed: int = 0) -> 
 def trained(out: pathlib.Path, name: str, experiment, steps: int) -> None:
     """Trains one of the quickstart's models on this world's data."""
     if not (out / name / "result.json").is_file():
-        console.rule(f"training: {name}")
         data = dataclasses.replace(experiment.data, tokens=TOKENS, slots=TOKENS)
-        train(
-            dataclasses.replace(experiment, name=f"code_{name}", data=data, steps=steps, checkpoint_every=steps),
-            out / name,
-        )
+        warmup = 30 if name == "policy" else 20
+        changes = dict(
+            name=f"code_{name}", data=data, steps=steps, checkpoint_every=steps,
+            optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=warmup, weight_decay=0.01),
+        )  # fmt: skip
+        train(dataclasses.replace(experiment, **changes), out / name)
 
 
 def pool(record: dict, samples: list[Sample]) -> dict:
@@ -105,13 +108,31 @@ def pool(record: dict, samples: list[Sample]) -> dict:
     return record | {"samples": whole} | ({"empty_samples": empty} if (empty := len(samples) - len(whole)) else {})
 
 
-def judged(out: pathlib.Path, seed: int) -> dict:
+def judged(out: pathlib.Path, seed: int, begin: Callable[[str], None]) -> dict:
     """Writes the page and returns every figure, with 95 % intervals over problems."""
-    suites, results = judge.evaluated(out, seed, console, functions, MODELS)
+    suites, results = judge.evaluated(out, seed, begin, functions, MODELS)
+    begin("evidence without a model")
+    results["baselines"]["choosers"] |= evidence(out, seed)
     results["steps"] = {MODELS[name]: suites[name]["steps"] for name in MODELS}
     more = {"What this run is evidence for": [judge.caveats_table(CAVEATS)], "Programs": tables(results)}
     report([out / "judged" / name for name in MODELS], out / "report.html", more=more)
     return results
+
+
+def evidence(out: pathlib.Path, seed: int) -> dict[str, Any]:
+    """Fits a verifier without a model to the outcomes of the labelled samples (`jprm fuse fit`); returns its figures on
+    the test pools, and none with too few labelled problems."""
+    folder = out / "evidence"
+    if not (folder / VERIFIER).is_file():
+        try:
+            fit([out / "pools.jsonl"], DEFAULT, out=folder, seed=seed)
+        except ValueError as error:
+            console.print(f"evidence: {error}")
+            return {}
+    scored = list(map(tree_of, jprm.load(folder).score_many(read_records(out / "test_pools.jsonl"))))
+    curves = best_of_n_report(scored, seed)["rules"]["last"]
+    figures = {"best_of_n": last(curves["best_of_n"]), "vote": last(curves["weighted_vote"])}
+    return {"evidence without a model": figures}
 
 
 CAVEATS = {
@@ -124,11 +145,9 @@ CAVEATS = {
 
 
 def tables(results: dict) -> list[Table]:
-    columns = ("chosen by", "passes all tests, %", "passes with a wrong line, %")
-    chosen = Table(f"best of {results['n']} programs for each unseen problem", columns, judge.chosen_rows(results))
     errors = [(name, percent(figures["f1"])) for name, figures in results["first_error"].items()]
     return [
-        chosen,
+        *judge.chosen_tables(results),
         Table("first wrong lines", ("model", "F1, %"), errors),
         judge.labels_table(results["label_agreement"]),
     ]

@@ -21,6 +21,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -28,9 +29,8 @@ import tyro
 from rich.console import Console
 
 from experiments.quickstart import task
-from experiments.quickstart.judge import trained_apart
 from jprm.apps.report.page import report
-from jprm.experiment import OptimizerConfig
+from jprm.experiment import RUN, OptimizerConfig, read
 from jprm.io.jsonl import write_records
 from jprm.loading import VERIFIER
 from jprm.methods.evaluate.blocks import Table, interval, percent, show
@@ -40,6 +40,7 @@ from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.credit import CreditConfig
 from jprm.methods.rl.loop import train
 from jprm.train import Stopped
+from jprm.train import train as train_prm
 from jprm.tree import read_records
 
 QUICKSTART = pathlib.Path("runs/quickstart")
@@ -91,6 +92,21 @@ def fit_verifiers(quickstart: pathlib.Path) -> None:
     for name, file, more in (("fused", "fitted_pools", []), ("fused_and_prm", "fitted_apart", [f"prm={prm}"])):
         if not (quickstart / name / VERIFIER).is_file():
             fit([quickstart / f"{file}.jsonl"], [*DEFAULT, *more], out=quickstart / name)
+
+
+def trained_apart(out: pathlib.Path, name: str, problems: Collection[str], apart: str) -> pathlib.Path:
+    """Trains the model of folder `name` anew, in folder `apart`, on only the records of these problems; returns it.
+
+    What is fitted to the scores of a model, or paid by them, is to be of problems whose labels it has not seen.
+    """
+    folder = out / apart
+    if not (folder / "result.json").is_file():
+        whole = read(out / name / RUN)
+        records = [record for file in whole.data.train for record in read_records(file)]
+        write_records(out / f"{apart}.jsonl", (record for record in records if record["problem"] in problems))
+        data = dataclasses.replace(whole.data, train=(str(out / f"{apart}.jsonl"),))
+        train_prm(dataclasses.replace(whole, name=f"{whole.name}_{apart}", data=data), folder)
+    return folder
 
 
 def _lines(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -7,32 +7,20 @@ A policy learns word problems (`task.py`) from solutions whose authors have habi
 are labelled by rollouts and by a formal checker; two process reward models and an outcome reward model are trained on
 the same chains for the same tokens; and on problems that none of them has seen, the ways of using them are compared.
 
-Everything is measured in the run, from the seed; a stage whose output is there is not run again. The task, the
-temperature and the habits were chosen while best of 64 was watched on such problems, as told below.
-
-What one run gave (seed 0), in % with 95 % intervals over 200 problems: one sample 42.8 [37.6, 48.2], any of 64 92.0,
-majority of 64 37.0 [30.8, 43.7]. Best of 64: PRM on formal labels 60.0 [52.8, 66.8] (72.4 at n = 16), PRM on rollouts
-56.5 [49.2, 63.5], ORM 63.0 [55.8, 69.7]. Votes of 64 weighted by them: 89.5 [84.4, 93.1], 85.5 [79.9, 89.8], and 82.5
-[76.5, 87.3].
-
-What led here. Counts up to 40 written digit by digit: the policy got 28 % of plain sums right, and 6 % of answers.
-Updates of 4 rows in place of 8, and counts up to 20: 86 % and 32 %. Reward models that see a step as wrong once any
-before it is wrong learn sums slowly (step AUROC 78.6); steps labelled each by itself, twice the tokens: 85.6. Counts up
-to 15, numbers of one token, habits that fire in 70 % of their occasions: 91.6, and a vote weighted by the PRM had 88 %,
-but best of 64 only 27.5: authors slipped by one in 3 steps of 100, and at temperature 1 there is among 64 samples a
-slip (7 - 3 = 3) that the model has not learnt to see. Four times as many labelled chains, labelled chains drawn at
-temperature 1.5, updates of one row: 18.5, 25.0, 14.5. Samples at temperature 0.7 of authors who slip less: AUROC 98.4,
-best of 64 60.0.
+Everything is measured in the run, from the seed; a stage whose output is there is not run again. README.md has the
+figures of three seeds, and says how the task and the habits were chosen.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import resource
 import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,6 +29,7 @@ from rich.console import Console
 
 from experiments.quickstart import judge, models, task
 from jprm.io.jsonl import write_records
+from jprm.io.outputs import Bar
 from jprm.methods.label.config import MonteCarloConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_trees
 from jprm.methods.policy.protocol import Prefix, Sample
@@ -48,11 +37,12 @@ from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
 from jprm.train import Stopped, train
 from jprm.tree import read_records, record_of, tree_of
 
-SOLUTIONS = 18_000
-"""Worked solutions that the policy sees once: about 80 tokens each, 1.4 M."""
+SOLUTIONS = 9_000
+"""Worked solutions that the policy sees once: about 70 tokens each, 0.6 M."""
 
-LABELLED, LABELLED_SAMPLES, ROLLOUTS = 400, 8, 4
-"""Problems whose samples are labelled, samples of each, and rollouts of every prefix."""
+LABELLED, LABELLED_SAMPLES, ROLLOUTS = 2_400, 2, 4
+"""Problems whose samples are labelled, samples of each, and rollouts of every prefix. Many stories and few samples of
+each: a reward model learns by heart what is right in 400 stories."""
 
 TESTED, TESTED_SAMPLES = 200, 64
 
@@ -65,6 +55,42 @@ REACHES_ANSWER = "experiments.quickstart.task:reaches_answer"
 console = Console()
 
 
+class Stages:
+    """Prints a line when a stage of a run begins, and measures it; a run that continues adds to the file's figures.
+
+    `report` has (seconds, CPU seconds of all threads, peak memory in GB so far) by stage. On idle cores a stage takes
+    at least its CPU seconds divided by the cores.
+    """
+
+    def __init__(self, file: pathlib.Path):
+        self.file, self._name, self._since = file, "", (0.0, 0.0)
+        self.report: dict[str, tuple[float, ...]] = json.loads(file.read_text()) if file.is_file() else {}
+
+    def begin(self, name: str) -> None:
+        self.end()
+        so_far = sum(seconds for seconds, *_ in self.report.values())
+        console.print(f"{so_far:5.0f} s  {name}", highlight=False)
+        self._name, self._since = name, (time.perf_counter(), time.process_time())
+
+    def end(self) -> None:
+        if not self._name:
+            return
+        seconds, cpu_seconds, peak = self.report.get(self._name, (0.0, 0.0, 0.0))
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e9 if sys.platform == "darwin" else 1e6)
+        seconds += time.perf_counter() - self._since[0]
+        cpu_seconds += time.process_time() - self._since[1]
+        self.report[self._name] = round(seconds, 1), round(cpu_seconds, 1), round(max(peak, used), 2)
+        self._name = ""
+        self.file.write_text(json.dumps(self.report, indent=2) + "\n")
+
+    def totals(self) -> dict[str, Any]:
+        """Returns the entries of results.json: seconds, CPU seconds, peak memory, and the stages."""
+        self.end()
+        seconds, cpu_seconds, peak = zip(*self.report.values(), strict=True)
+        totals = {"seconds": sum(seconds), "cpu_seconds": sum(cpu_seconds), "peak_gb": max(peak)}
+        return {name: round(value, 2) for name, value in totals.items()} | {"stages": self.report}
+
+
 def main(out: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> None:
     """Run the quickstart.
 
@@ -72,30 +98,31 @@ def main(out: pathlib.Path = pathlib.Path("runs/quickstart"), seed: int = 0) -> 
         out: The folder for everything that is made; a run that was stopped continues in it.
         seed: Of the problems, the solutions, the training and the samples.
     """
-    began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)
     check_seed(out, seed)
-    counts = {"test_problems": TESTED, "problems": LABELLED, "solutions": SOLUTIONS}
-    vocabulary = make_data(out, seed, task, counts)
+    stages = Stages(out / "stages.json")
+    stages.begin("authors with habits of error solve problems")
+    vocabulary = make_data(out, seed, task, {"test_problems": TESTED, "problems": LABELLED, "solutions": SOLUTIONS})
+    stages.begin("a policy learns from their solutions")
     if not (out / "policy/result.json").is_file():
-        console.rule("the policy learns from solutions with habits of error")
         train(models.policy(out, vocabulary, seed), out / "policy")
     policy = load_sampler(out / "policy", SamplerConfig(temperature=TEMPERATURE, max_tokens=128, rows=512))
+    stages.begin(f"it solves {LABELLED + TESTED} more problems")
     sample_pools(policy, out / "problems.jsonl", out / "pools.jsonl", LABELLED_SAMPLES, seed, pool)
     sample_pools(policy, out / "test_problems.jsonl", out / "test_pools.jsonl", TESTED_SAMPLES, seed, pool)
+    stages.begin(f"labels: a formal checker, and {ROLLOUTS} rollouts of every prefix")
     label(policy, out, seed, task, REACHES_ANSWER)
-    for labels in ("formal", "monte_carlo", "outcome"):
+    for labels, named in judge.NAMED.items():
+        stages.begin(f"a reward model learns: {named}")
         if not (out / labels / "result.json").is_file():
-            console.rule(f"a reward model learns from labels: {labels}")
             train(models.reward(out, vocabulary, labels, seed), out / labels)
-    results = judge.judge(policy, out, seed, console)
-    results["seconds"] = round(time.perf_counter() - began, 1)
-    results["seed"] = seed
+    results = judge.judge(policy, out, seed, stages.begin)
+    results |= stages.totals() | {"seed": seed}
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     judge.show(console, results)
-    console.print(
-        f"{results['seconds']:.0f} seconds. {out / 'results.json'}: every figure. {out / 'report.html'}: the page"
-    )
+    minutes, cpu = results["seconds"] / 60, results["cpu_seconds"] / 60
+    console.print(f"{minutes:.1f} minutes ({cpu:.1f} of CPU), {results['peak_gb']:.1f} GB at most. In {out}:")
+    console.print("  report.html: the page\n  results.json: every figure")
 
 
 def check_seed(out: pathlib.Path, seed: int) -> None:
@@ -142,7 +169,6 @@ def sample_pools(
     """Samples every problem `count` times, and writes the pools that `pool` makes of its record and samples."""
     if pools.is_file():
         return
-    console.rule(f"{pools.name}: {count} samples of every problem")
     records = problems_of(problems)
     drawn = policy.sample([Prefix(record["problem"]) for record in records], count, until="end", seed=seed)
     write_records(pools, (pool(record, samples) for record, samples in zip(records, drawn, strict=True)))
@@ -171,18 +197,13 @@ def label(policy: Sampler, out: pathlib.Path, seed: int, world: ModuleType, veri
         write_records(out / "formal.jsonl", (formally_labelled(record, world) for record in pools))
     if (out / "monte_carlo.jsonl").is_file():
         return
-    console.rule(f"Monte Carlo: {ROLLOUTS} rollouts of every prefix")
-
-    with Rollouts(policy, out / "rollouts.jsonl", batch=4096) as rollouts:
+    with (
+        Rollouts(policy, out / "rollouts.jsonl", batch=4096) as rollouts,
+        Bar("problems labelled by rollouts", len(pools)) as bar,
+    ):
         config = MonteCarloConfig(estimate="soft", k=ROLLOUTS, seed=seed, trees_at_once=50, verifier=verifier)
         trees = label_trees(map(tree_of, pools), rollouts, config)
-        write_records(out / "monte_carlo.jsonl", map(record_of, console_progress(trees, len(pools))))
-
-
-def console_progress(items, total: int):
-    from rich.progress import track
-
-    return track(items, "labelling", total=total, console=console)
+        write_records(out / "monte_carlo.jsonl", map(record_of, bar.follow(trees)))
 
 
 def formally_labelled(record: dict, world: ModuleType) -> dict:
