@@ -9,9 +9,10 @@ import shutil
 import numpy as np
 import pytest
 from refusing import refused
+from rich.console import Console
 from tiny import Letters
 
-from experiments.quickstart import critique, equal_cost, judge, models, run, task
+from experiments.quickstart import critique, equal_cost, judge, models, rl, run, task
 from jprm.experiment import read
 from jprm.io.jsonl import write_records
 from jprm.methods.judge.critiques import JudgePrompt, verdicts
@@ -52,9 +53,68 @@ def test_the_checker_agrees_with_the_generators_truth(worked):
         assert task.check(problem, steps) == [*truth, True]
 
 
+STORY = (
+    "Ana has 8 coins. On Monday Ben gives Ana 3. On Tuesday Ana loses 2 pairs. On Wednesday Ben finds 2 more."
+    " On Thursday Ana sells 3. How many coins does Ana have?"
+)
+
+
+def test_a_sentence_changes_the_count_of_its_owner_alone():
+    assert task.parse(STORY).moves == [("+", 3), ("-", 4), ("+", 0), ("-", 3)]
+    assert task.parse(STORY.replace("Ben", "Cai")).moves == task.parse(STORY).moves
+    bought = STORY.replace("Ben gives Ana 3", "Ben buys 3 from Ana")
+    assert task.parse(bought).moves[0] == ("-", 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "wrong", "kind"),
+    [
+        (0, "Monday: 8 - 3 = 5", "operation"),
+        (0, "Monday: 8 + 0 = 8", "skipped"),
+        (0, "Monday: 8 + 2 = 10", "copied"),
+        (0, "Monday: 8 + 3 = 1", "sum"),
+        (1, "Tuesday: 11 - 2 = 9", "unit"),
+        (1, "Tuesday: 8 - 4 = 4", "count"),
+        (1, "Wednesday: 11 - 4 = 7", "form"),
+        (2, "Wednesday: 7 + 2 = 9", "quantity"),
+        (3, "Thursday: 7 + 3 = 10", "operation"),
+        (4, "The answer is 5.", "form"),
+    ],
+)
+def test_mistakes_are_named_by_what_a_reader_sees(step, wrong, kind):
+    problem = task.parse(STORY)
+    steps = task.solution(problem, np.random.default_rng(0), None)
+    assert task.mistakes(problem, steps) == [None] * 5
+    assert task.mistakes(problem, [*steps[:step], wrong])[step] == kind
+
+
+@pytest.mark.parametrize(
+    ("habit", "kinds"),
+    [
+        ("operation", {"operation"}), ("unit", {"unit"}), ("quantity", {"quantity"}), ("skipped", {"skipped"}),
+        ("copied", {"copied", "unit"}), ("carry", {"sum"}), ("borrow", {"sum"}),
+    ],
+)  # fmt: skip
+def test_a_habit_makes_its_own_kind_of_mistake(habit, kinds):
+    rng = np.random.default_rng(2)
+    never = dict.fromkeys(("operation", "unit", "quantity", "skipped", "copied", "carry", "borrow"), 0.0)
+    habits, seen = task.Habits(**never | {habit: 1.0}), set()
+    for problem in (task.problem(rng) for _ in range(200)):
+        steps = task.solution(problem, rng, habits)
+        seen |= {kind for kind in task.mistakes(problem, steps) if kind}
+        assert all(task.check(problem, task.solution(problem, rng, task.Habits(**never))))
+    assert seen == kinds
+
+
+def test_most_mistakes_are_true_equations(worked):
+    kinds = [kind for problem, steps in zip(*worked, strict=True) for kind in task.mistakes(problem, steps) if kind]
+    assert kinds.count("sum") < len(kinds) / 4
+    assert {"operation", "quantity", "unit", "skipped", "copied"} < set(kinds)
+
+
 def test_what_a_checker_must_not_pass():
-    moves = "On Monday Ana finds 8 more. On Tuesday Ana loses 5."
-    problem = task.parse(f"Ana has 37 coins. {moves} How many coins does Ana have?")
+    days = "On Monday Ana finds 8 more. On Tuesday Ana loses 5."
+    problem = task.parse(f"Ana has 37 coins. {days} How many coins does Ana have?")
     right = ["Monday: 37 + 8 = 45", "Tuesday: 45 - 5 = 40", "The answer is 40."]
     assert task.labels(problem, right) == [1, 1, 1]
     wrong_steps = {
@@ -163,38 +223,63 @@ def test_a_model_trained_apart_reads_records_of_the_named_problems_alone(tiny_ru
     shutil.copy(tiny_run.folder / "experiment.json", tmp_path / "prm")
     (file,) = tiny_run.experiment.data.train
     problems = sorted({record["problem"] for record in read_records(file)})
-    folder = judge.trained_apart(tmp_path, "prm", set(problems[::2]), "half")
+    folder = rl.trained_apart(tmp_path, "prm", set(problems[::2]), "half")
     (apart,) = read(folder / "experiment.json").data.train
     assert {record["problem"] for record in read_records(apart)} == set(problems[::2])
     before = (folder / "result.json").stat().st_mtime_ns
-    assert judge.trained_apart(tmp_path, "prm", set(), "half") == folder
+    assert rl.trained_apart(tmp_path, "prm", set(), "half") == folder
     assert (folder / "result.json").stat().st_mtime_ns == before
-    other = judge.trained_apart(tmp_path, "prm", set(problems[1::2]), "other")  # another split has a model of its own
+    other = rl.trained_apart(tmp_path, "prm", set(problems[1::2]), "other")  # another split has a model of its own
     (apart,) = read(other / "experiment.json").data.train
     assert {record["problem"] for record in read_records(apart)} == set(problems[1::2])
 
 
+def test_tables_fit_a_terminal_of_80_columns(capsys):
+    figure = {"value": -0.1234, "low": -0.2345, "high": -0.0123, "better": 0.0}
+    curves = {f"{name}_{use}_64": figure for name in judge.MODELS.values() for use in ("best_of", "vote")}
+    less = {f"{name}_{use}_less_baseline": figure for name in judge.MODELS.values() for use in ("best_of", "vote")}
+    search = dict.fromkeys(("accuracy", "less_best_of_n", "less_majority", "wrong_working"), figure)
+    results = {
+        **curves, **less, "n": 64, "majority_64": figure, "pass_1": figure, "pass_64": figure,
+        "wrong_working": dict.fromkeys(judge.MODELS.values(), {"chosen": figure, "one_sample": 0.01}),
+        "first_error": dict.fromkeys(judge.MODELS.values(), {"less": figure}),
+        "baselines": {"best": "no_false_equation", "choosers": {"baseline: most numbers used": {"best_of_n": figure}}},
+        "search": {"problems": 100, "budget": 620, "methods": dict.fromkeys(
+            judge.METHODS, search | {"policy_tokens": 598.0, "prm_tokens": 246.0})},
+    }  # fmt: skip
+    judge.show(Console(width=80), results)
+    printed = capsys.readouterr().out
+    assert "most numbers used" in printed and "MCTS" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
 @pytest.mark.slow
-def test_the_whole_of_it(one_device, tmp_path, monkeypatch):
-    """A third of the policy's training and few problems: every stage, every key, and a second run that does nothing."""
+def test_the_whole_of_it(one_device, tmp_path, monkeypatch, capsys):
+    """Half of the policy's training and few problems: every stage, every key, and a second run that does nothing."""
     for module, values in (
-        (run, dict(SOLUTIONS=6000, LABELLED=40, LABELLED_SAMPLES=4, ROLLOUTS=2, TESTED=16, TESTED_SAMPLES=8)),
+        (run, dict(SOLUTIONS=6000, LABELLED=100, ROLLOUTS=2, TESTED=16, TESTED_SAMPLES=8)),
         (models, dict(POLICY_STEPS=240, REWARD_STEPS=20)),
+        (judge, dict(SEARCHED=8)),
     ):
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)
     run.main(tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert not re.search(r'^{"', printed, re.M)  # lines for people
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     results = json.loads((tmp_path / "out/results.json").read_text())
     for key in ("prm_best_of_8", "orm_best_of_8", "majority_8", "pass_1", "pass_8"):
         assert results[key]["low"] <= results[key]["value"] <= results[key]["high"]
     assert results["pass_8"]["value"] >= max(results[key]["value"] for key in ("prm_best_of_8", "pass_1"))
     assert set(results["search"]["methods"]) == {"best of n", "beam", "DVTS", "MCTS"}
+    assert 0 < results["peak_gb"] < 3 and results["seconds"] > 0
     page = (tmp_path / "out/report.html").read_text()
     assert "Search at equal cost" in page
     assert not re.search(r"""(?:src|href)=["']https?:|url\(["']?https?:""", page)  # it asks for nothing
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
     run.main(tmp_path / "out")
     again = json.loads((tmp_path / "out/results.json").read_text())
-    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in results.items() if k != "seconds"}
+    timed = {"seconds", "cpu_seconds", "peak_gb", "stages"}
+    assert {k: v for k, v in again.items() if k not in timed} == {k: v for k, v in results.items() if k not in timed}
     assert written == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
     assert np.isfinite(results["label_agreement"]["auroc"])
