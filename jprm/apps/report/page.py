@@ -105,7 +105,8 @@ def report(
         leads = [(name, warnings[name] + lead(findings)) for name, findings in findings_by_model.items() if findings]
         first = First(leads, tiles(page.models, registered()), glance(page.models))
     drawn = {block.name: svg(block) for _, _, blocks in sections for block in blocks if isinstance(block, Figure)}
-    atomic_write(out, html(page, sections, drawn, verdicts, first))
+    home = os.path.join(os.path.dirname(os.path.abspath(out)), "")
+    atomic_write(out, html(page, sections, drawn, verdicts, first, home))
     if figures is not None:
         for name, text in drawn.items():
             atomic_write(path_of(figures) / f"{name}.svg", text)
@@ -113,15 +114,19 @@ def report(
 
 def html(
     page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str],
-    verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (), first: First | None = None,
+    verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (), first: First | None = None, home: str = "",
 ) -> str:  # fmt: skip
-    """Renders the page from sections (id, heading, blocks) and SVG figures by name."""
+    """Renders the page from sections (id, heading, blocks) and SVG figures by name.
+
+    Folders of models below `home`, the page's own folder, are named from there, e.g. `formal`.
+    """
     several = len(page.models) > 1
     figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]
     picture = dataclasses.replace(figures[0], name=f"first-{figures[0].name}") if figures else None
     loader = jinja2.PackageLoader("jprm.apps.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.get_template("page.html").render(
+        home=home,
         title="jprm: " + ", ".join(model.name for model in page.models),
         models=page.models,
         leads=first.leads if first else [],
