@@ -61,7 +61,7 @@ STORY = (
 
 def test_a_sentence_changes_the_count_of_its_owner_alone():
     assert task.parse(STORY).moves == [("+", 3), ("-", 4), ("+", 0), ("-", 3)]
-    assert task.parse(STORY.replace("Ben", "Cai")).moves == task.parse(STORY).moves
+    assert task.parse(STORY.replace("Ben", "Dia")).moves == task.parse(STORY).moves
     bought = STORY.replace("Ben gives Ana 3", "Ben buys 3 from Ana")
     assert task.parse(bought).moves[0] == ("-", 3)
 
@@ -274,7 +274,7 @@ def test_the_whole_of_it(one_device, tmp_path, monkeypatch, capsys):
     assert set(results["search"]["methods"]) == {"best of n", "beam", "DVTS", "MCTS"}
     assert 0 < results["peak_gb"] < 3 and results["seconds"] > 0
     page = (tmp_path / "out/report.html").read_text()
-    assert "Search at equal cost" in page
+    assert "Search at equal cost" in page and str(tmp_path) not in page
     assert not re.search(r"""(?:src|href)=["']https?:|url\(["']?https?:""", page)  # it asks for nothing
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("checkpoints/*")}
     run.main(tmp_path / "out")
