@@ -274,7 +274,7 @@ def _mean_of(value_P: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
 
 CAVEATS = {
     "a world made for it": "Most mistakes are true equations about the wrong thing, which no checker sees. The habits"
-    " were chosen on other problems (README.md here says how); the figures are of problems that nobody has looked at.",
+    " were chosen on problems of other seeds, as experiments/quickstart/README.md tells.",
     "one run": "Other seeds differ by some points: experiments/quickstart/seeds.py tabulates several.",
     "first errors": "The outcome reward model learns the outcome of a chain at each of its steps. It is never told"
     " where an error is, and the PRMs are.",

@@ -32,7 +32,8 @@ def world(folder):
     pools, values = [], []
     for _ in range(8):
         story = task.problem(rng, (1, 2))
-        chains = [task.solution(story, rng, task.Habits(operation=0.9, unit=0.9, quantity=0.9, copied=0.5)) for _ in range(4)]
+        habits = task.Habits(operation=0.9, unit=0.9, quantity=0.9, copied=0.5)
+        chains = [task.solution(story, rng, habits) for _ in range(4)]
         answered = [(list(steps), task.answer_of(steps)) for steps in chains]
         samples = [{"steps": steps, "answer": x, "correct": x == story.answer} for steps, x in answered]
         pools.append({"problem": story.text, "answer": story.answer, "samples": samples})
