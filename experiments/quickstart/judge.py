@@ -296,7 +296,8 @@ def chosen_tables(results: dict[str, Any]) -> list[Table]:
         for name, words_ in named.items()
     ]
     for name, uses in trivial["choosers"].items():
-        rows.append((name, *(interval(uses[use]) if use in uses else "" for use in ("best_of_n", "vote"))))
+        best, vote = (interval(uses[use]) if use in uses else "" for use in ("best_of_n", "vote"))
+        rows.append((name, best, vote))
     rows += [
         ("baseline: majority", "", interval(results[f"majority_{n}"])),
         ("one sample", interval(results["pass_1"]), ""),
@@ -309,10 +310,10 @@ def chosen_tables(results: dict[str, Any]) -> list[Table]:
     ]  # fmt: skip
     wrong = [(words_, interval(working[name]["chosen"])) for name, words_ in named.items()]
     wrong.append(("one sample", percent(next(iter(working.values()))["one_sample"])))
-    best = f"less the best trivial baseline ({words(trivial['best'])}), points"
+    title = f"less the best trivial baseline ({words(trivial['best'])}), points"
     return [
         Table(f"right answers of {n} samples, %", ("chosen by", f"best of {n}", "weighted vote"), rows),
-        Table(best, ("model", f"best of {n}", "weighted vote", "first errors, F1"), less),
+        Table(title, ("model", f"best of {n}", "weighted vote", "first errors, F1"), less),
         Table("right answers by wrong working, %", ("chosen by", ""), wrong),
     ]
 
