@@ -38,8 +38,9 @@ class ScoredTurns:
         if not self.messages[-1]["content"].strip():
             return None
         read = [message for message in self.messages if message["content"].strip()]
+        tree = tree_of({"messages": read, "segment": "turn"})  # a single turn too is one, not the steps of a text
         with _ONE_AT_A_TIME:
-            (score_N,) = self.prm.score_trees([tree_of({"messages": read})])
+            (score_N,) = self.prm.score_trees([tree])
         return float(score_N[-1])
 
 

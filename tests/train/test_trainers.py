@@ -274,7 +274,8 @@ def test_tunix(tiny_run, samples):
         turns = [message["content"].strip() for message in episode["messages"][1::2]]
         expected = iter(())
         if any(turns):
-            tree = tree_of({"messages": [message for message in episode["messages"] if message["content"].strip()]})
+            read = [message for message in episode["messages"] if message["content"].strip()]
+            tree = tree_of({"messages": read, "segment": "turn"})
             expected = iter(model.score_trees([tree])[0][tree.steps].tolist())
         assert episode["scores"] == [close(next(expected)) if turn else None for turn in turns]
         sums.append(sum(filter(None, episode["scores"])))

@@ -102,6 +102,6 @@ def main(adapter, folder, samples):
 
     learner._compute_rewards = watched
     learner.train([{"prompts": [sample["problem"]]} for sample in samples])
-    after = nnx.to_pure_dict(nnx.state(actor, nnx.Param))
+    after = nnx.to_pure_dict(nnx.state(cluster.actor_trainer.model, nnx.Param))
     moved = [float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
     return {"episodes": episodes, "rewards": rewards, "moved": max(moved)}
