@@ -310,7 +310,7 @@ def arranged(text: str, options: Mapping[str, Option]) -> str:
     known = [name for name in options if name in entries]
     known.sort(key=lambda name: (not options[name].required, not options[name].first))
     heading = entries["title"][0].replace("options", "more options", 1).replace("╭", "├").replace("╮", "┤")
-    entries["more"] = [re.sub("─{5}(?=─*┤)", "", heading), *entries["title"][1:]]
+    entries["more"] = [re.sub("─{5}(?=─*┤)", "", heading, count=1), *entries["title"][1:]]
     more = ["more", *known[SHOWN_FIRST:]] if len(known) > SHOWN_FIRST else []
     shown = [line for name in ("title", "help", *known[:SHOWN_FIRST], *more) for line in entries[name]]
     return "\n".join([*lines[:top], *shown, *lines[end:]])

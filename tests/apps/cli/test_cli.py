@@ -13,7 +13,7 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.apps.cli.arguments import SYNONYMS, Acting, Commands, options_of, settings, with_settings
+from jprm.apps.cli.arguments import SYNONYMS, Acting, Commands, Option, arranged, options_of, settings, with_settings
 from jprm.apps.serve import Served
 from jprm.apps.web import Listen
 from jprm.methods.data.readers import READERS
@@ -102,6 +102,14 @@ def test_help_shows_the_eight_options_of_most_use_first(words, capsys, monkeypat
     assert sorted(names) == sorted(options)
     wanted = {name for name, option in options.items() if option.required or option.first}
     assert wanted <= set(names[:8]) or wanted >= set(names[:8])
+
+
+def test_the_heading_of_more_options_is_as_wide_as_the_box():
+    options = {f"o{i}": Option(f"o{i}", "", False, (), None, first=i == 9) for i in range(10)}
+    lines = ["╭─ options ────────╮", *(f"│ --{name:14} │" for name in ("help", *options)), "╰──────────────────╯"]
+    shown = arranged("\n".join(lines), options).split("\n")
+    assert {len(line) for line in shown} == {20} and shown[2] == "│ --o9             │"
+    assert shown[10] == "├─ more options ───┤" and len(shown) == 14
 
 
 def test_help_needs_no_array_library():
