@@ -197,7 +197,11 @@ def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = obj
         meant = f". Did you mean {' or '.join(near)}?" if near else ""
         raise ValueError(f"{what}={name!r} is not one of {', '.join(registry)}, nor of the form {forms}{meant}")
     if files and place.endswith(".py"):
-        part = _of_file(pathlib.Path(place), attribute, f"{what}={name!r}")
+        if not (path := pathlib.Path(place)).is_file():
+            raise MissingPart(f"{what}={name!r}: there is no file {path}")
+        if attribute not in (names := defined(str(path), path.read_text())):
+            raise MissingPart(f"{what}={name!r}: {path} defines no {attribute}")
+        part = names[attribute]
     else:
         try:
             part = getattr(importlib.import_module(place), attribute)
@@ -267,15 +271,6 @@ def _unasked() -> str | None:
     )
     silent = looks or (empty and here in map(os.path.realpath, sys.path))
     return here if silent and here not in places else None
-
-
-def _of_file(path: pathlib.Path, attribute: str, where: str) -> Any:
-    if not path.is_file():
-        raise MissingPart(f"{where}: there is no file {path}")
-    names = defined(str(path), path.read_text())
-    if attribute not in names:
-        raise MissingPart(f"{where}: {path} defines no {attribute}")
-    return names[attribute]
 
 
 def run(path: str, text: str) -> dict[str, Any]:

@@ -222,7 +222,9 @@ class FolderLock:
 
     def __init__(self, workdir: Place):
         self.path: Any = workdir / FILE
-        self._me = {"host": platform.node(), "boot": _boot(), "space": "", "pid": os.getpid()}
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id")  # differs between machines and changes on restart
+        id = boot.read_text().strip() if boot.exists() else platform.node()
+        self._me = {"host": platform.node(), "boot": id, "space": "", "pid": os.getpid()}
         if os.path.exists(namespace := "/proc/self/ns/pid"):  # in another container the same ids are other processes
             self._me["space"] = os.readlink(namespace)
         self._me["nonce"] = secrets.token_hex(8)
@@ -444,9 +446,3 @@ def _alive(pid: Any) -> bool:
     except (OSError, TypeError, ValueError, OverflowError):
         return False
     return True
-
-
-def _boot() -> str:
-    """Returns an id that differs between machines and changes on restart."""
-    path = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else platform.node()
