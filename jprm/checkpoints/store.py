@@ -33,7 +33,7 @@ from jprm import data, multihost
 from jprm.experiment import ID, REMOVED, RUN, Experiment, read, run_id, to_json, written
 from jprm.io.jsonl import parse
 from jprm.io.outputs import atomic_write, differing, digest, text_of_module, write_json
-from jprm.io.storage import Found, Given, Place, Remote, cache_folder, path_of
+from jprm.io.storage import Found, Place, Remote, cache_folder, path_of, sha256_of
 from jprm.model import parameters, transformer
 from jprm.model.config import own_names, own_parts
 from jprm.model.parameters import join, new_parameters
@@ -227,31 +227,39 @@ def stream_count(workdir: Place | None, processes: int, micro_rows: int) -> int:
 
 def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> str:
     """Writes the experiment and its objective's `log_ratio` into the run's folder; returns the (new or existing) run
-    id.
+    id. Every process must call it.
 
     Raises ValueError if the folder holds another experiment's checkpoints.
     """
-    path, id = workdir / RUN, secrets.token_hex(8)
-    if path.exists() and saved(workdir):
-        id = run_id(workdir)  # "" stays: checkpoints of an earlier release have none
-        check_experiment(path, to_json(read(path)), to_json(experiment), FREE)
-        _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
+    id = multihost.first(_own_id, workdir, experiment, tokenizer)
+    files = {path: path_of(path) for path in (*experiment.data.train, *experiment.data.valid)}
+    digests = data_digests(files | ({"base": place_of(experiment.base)} if experiment.rereads else {}))
+    multihost.first(_record, workdir, experiment, tokenizer, log_ratio, id, digests)
+    return id
+
+
+def _own_id(workdir: Place, experiment: Experiment, tokenizer: Tokenizer) -> str:
+    """Returns a new id, or the id of this experiment's run if the folder has its checkpoints."""
+    if not ((path := workdir / RUN).exists() and saved(workdir)):
+        return secrets.token_hex(8)
+    check_experiment(path, to_json(read(path)), to_json(experiment), FREE)
+    _check_tokenizer(workdir, tokenizer, experiment.tokenizer)
+    return run_id(workdir)  # "" stays: checkpoints of an earlier release have none
+
+
+def _record(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio, id: str, digests) -> None:
     objective = source(experiment.objective, workdir)
-    parts, files = own_parts(experiment.model), (*experiment.data.train, *experiment.data.valid)
+    parts: dict[str, Any] = dict(own_parts(experiment.model))
     named = {"optimizer.name": experiment.optimizer.name, "optimizer.decay": experiment.optimizer.decay}
     own = {field: name for field, name in (named | {"data.mixture": experiment.data.mixture}).items() if ":" in name}
     parts |= {field: find_part(str(name), {}, field, files=True) for field, name in own.items()}
-    digests = {name: digest(part) for name, part in parts.items()}
-    if experiment.rereads:
-        digests |= {"base": data_digest(place_of(experiment.base))}
-    keep_digests(workdir, digests | {path: data_digest(path) for path in files if path_of(path).exists()})
+    keep_digests(workdir, {name: digest(part) for name, part in parts.items()} | digests)
     modules = {field: sys.modules[name.rpartition(":")[0]] for field, name in own_names(experiment.model).items()}
     copies = {f"{field}.py": text_of_module(module) for field, module in modules.items()}
     for name, text in {RUN: written(experiment, log_ratio, id), COPY: objective, **copies}.items():
         if text is not None:
             atomic_write(workdir / name, text)
     tokenizer.save(workdir)
-    return id
 
 
 def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
@@ -285,15 +293,29 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
     write_json(path, {**recorded, **digests})
 
 
-def data_digest(path: Given) -> str:
-    """Returns a content digest of a file or folder; in a bucket, of the store's metadata.
+def data_digests(places: Mapping[str, Place]) -> dict[str, str]:
+    """Returns content digests of the files and folders that exist; in a bucket, of the store's metadata.
 
-    Token shards are identified by their index, which holds the digest of each.
+    Token shards are identified by their index, which holds the digest of each. Every process must call it, and hashes
+    a part of the files.
     """
-    place = path_of(path)
-    if (place / data.SHARDS).is_file():
-        return digest((place / data.SHARDS).read_text())
-    return digest(place.contents())
+
+    def listed(place: Place) -> str | dict[str, int]:
+        if (place / data.SHARDS).is_file():
+            return digest((place / data.SHARDS).read_text())
+        if place.here is False:
+            return digest(place.contents())
+        return {str(file.relative_to(place)): file.stat().st_size for file in place.files()}
+
+    found = multihost.first(lambda: {name: listed(place) for name, place in places.items() if place.exists()})
+    files = [(name, *file) for name, of in found.items() if isinstance(of, dict) for file in of.items()]
+    sums = multihost.spread(
+        lambda part: [sha256_of(places[name] / file) for name, file, _ in part], files, [size for *_, size in files]
+    )
+    contents = {name: [] for name, of in found.items() if isinstance(of, dict)}
+    for (name, file, _), checksum in zip(files, sums, strict=True):
+        contents[name].append([file, checksum])
+    return found | {name: digest(of) for name, of in contents.items()}
 
 
 def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:

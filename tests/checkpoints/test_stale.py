@@ -20,9 +20,10 @@ import jprm
 from jprm import options
 from jprm.apps import cli
 from jprm.checkpoints import store
-from jprm.checkpoints.store import claim, data_digest
+from jprm.checkpoints.store import claim, data_digests
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import code_of, digest
+from jprm.io.storage import path_of
 from jprm.methods.data import readers
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.run import FileReader, scored_trees
@@ -245,10 +246,13 @@ def test_prepared_data_have_a_digest_of_their_content(tmp_path):
     write_records(tmp_path / "in.jsonl", chains(3))
     for name in ("one", "two"):
         prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / name)
-    assert data_digest(tmp_path / "one") == data_digest(tmp_path / "two")
+    places = {name: path_of(tmp_path / name) for name in ("one", "two", "in.jsonl", "missing")}
+    digests = data_digests(places)
+    assert digests == {name: digest(place.contents()) for name, place in places.items() if name != "missing"}
+    assert digests["one"] == digests["two"] != digests["in.jsonl"]
     write_records(tmp_path / "in.jsonl", chains(4))
     prepare("jsonl", [tmp_path / "in.jsonl"], tmp_path / "two", overwrite=True)
-    assert data_digest(tmp_path / "one") != data_digest(tmp_path / "two")
+    assert data_digests(places)["two"] != digests["one"] == data_digests(places)["one"]
 
 
 def test_a_digest_follows_values_and_code(tmp_path):

@@ -77,7 +77,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
 def learn(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Does the learning processes' part of `train`."""
     workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
-    multihost.first(claim_rl, workdir, config)
+    claim_rl(workdir, config)
     with (
         stop_signal() as asked_to_stop,
         Watchdog(workdir, config.stall_seconds) as watchdog,
@@ -353,7 +353,7 @@ class Loop:
         state, trainer, folder = self.trainer.state, self.trainer, self._folder / BEST
         assert trainer.checkpoints is not None
         trainer.checkpoints.wait()
-        id = multihost.first(store.claim, folder, trainer.experiment, trainer.tokenizer)
+        id = store.claim(folder, trainer.experiment, trainer.tokenizer)
         mark_own(folder / RUN)
         with store.open_checkpoints(folder, keep=2) as best, jax.set_mesh(trainer.mesh):
             parts = {"params": join(state.trained, state.frozen), "run": {ID: id}}

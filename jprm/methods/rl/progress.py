@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import scipy  # its parts are loaded when they are first used
 
+from jprm import multihost
 from jprm.checkpoints import store
 from jprm.experiment import from_json, to_json
 from jprm.io.jsonl import parse
 from jprm.io.outputs import digest, write_json
-from jprm.io.storage import Place
+from jprm.io.storage import Place, path_of
 from jprm.methods.evaluate.blocks import decided, percent, points
 from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.sampling import Ahead
@@ -30,7 +31,15 @@ FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_eve
 
 
 def claim_rl(workdir: Place, config: RLExperiment) -> None:
-    """Writes the experiment to its folder. Raises ValueError if the folder holds another experiment's run."""
+    """Writes the experiment to its folder. Every process must call it.
+
+    Raises ValueError if the folder holds another experiment's run.
+    """
+    files = {file: path_of(file) for file in (*config.problems, *config.held_out)}
+    multihost.first(_record, workdir, config, store.data_digests(files))
+
+
+def _record(workdir: Place, config: RLExperiment, digests: dict[str, str]) -> None:
     path = workdir / CONFIG
     if path.exists() and store.saved(workdir):
         recorded = from_json(RLExperiment, parse(path.read_bytes(), str(path)))
@@ -40,10 +49,7 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
         judges["environment"] = environment.find(config.environment.name)
     else:
         judges["verifier"] = verifiers.find(config.verifier)
-    digests = {name: digest(judge) for name, judge in judges.items()}
-    store.keep_digests(
-        workdir, digests | {file: store.data_digest(file) for file in (*config.problems, *config.held_out)}
-    )
+    store.keep_digests(workdir, {name: digest(judge) for name, judge in judges.items()} | digests)
     write_json(path, to_json(config))
 
 
