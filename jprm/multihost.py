@@ -182,13 +182,20 @@ def shared(value: Any) -> list[Any]:
     """Returns every process's value, JSON, in process order."""
     if count() == 1:
         return [value]
-    message = json.dumps(value).encode()
+    return [json.loads(x.tobytes()) for x in arrays(np.frombuffer(json.dumps(value).encode(), np.uint8))]
+
+
+def arrays(own_X: np.ndarray) -> list[np.ndarray]:
+    """Returns every process's array, in process order. Only their first sizes may differ."""
+    if count() == 1:
+        return [own_X]
     waiting.set()
-    longest = int(np.max(_together(np.int32(len(message)), "stack")))
-    length = padded_size(longest)  # few lengths: each is a program
-    gathered = _together(np.frombuffer(message.ljust(length), np.uint8), "stack")
+    counts = _together(np.int32(len(own_X)), "stack")
+    padded_X = np.zeros((padded_size(int(counts.max())), *own_X.shape[1:]), own_X.dtype)  # few sizes: each is a program
+    padded_X[: len(own_X)] = own_X
+    of_all = _together(padded_X, "stack")
     waiting.clear()
-    return [json.loads(row.tobytes()) for row in gathered]
+    return [x[:size] for x, size in zip(of_all, counts, strict=True)]
 
 
 def spread(

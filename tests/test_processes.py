@@ -1,5 +1,6 @@
 """Two processes equal one: batches, losses, bytes, an agreed stop, and one error for all."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from tiny_run import chains, lines, make_data, of_two_processes, training, untim
 
 import jprm
 from jprm import multihost
+from jprm.checkpoints.store import data_digests
 from jprm.io.jsonl import write_records
+from jprm.io.storage import path_of
 from jprm.methods.jobs.score import score_file
 from jprm.model.mesh import MeshConfig
 from jprm.score import scorer
@@ -53,6 +56,23 @@ own_grid = own_mesh(grid)
 copy = on_own_mesh(put(whole, NamedSharding(grid, PartitionSpec(("fsdp", "context"), "tensor"))), own_grid)
 assert copy.sharding == NamedSharding(own_grid, PartitionSpec("fsdp", "tensor")) and np.array_equal(copy, whole)
 assert {piece.data.shape for piece in copy.addressable_shards} == {(2, 8)}
+
+import dataclasses, json
+from jprm.checkpoints import store
+from jprm.io.storage import path_of
+from jprm.train import batches
+work = []
+def counting(module, name):
+    function = getattr(module, name)
+    setattr(module, name, lambda *args, **options: work.append(name) or function(*args, **options))
+counting(batches, "tokens_of")
+counting(store, "sha256_of")
+run = dataclasses.replace(tiny.of_two_processes(folder), probe_rows=16)
+with jprm.Trainer(run) as trainer:
+    work.clear()
+    part = {"values": trainer.evaluate(), "records": work.count("tokens_of")}
+part["digests"] = store.data_digests({name: path_of(folder / name) for name in ("train.jsonl", "valid.jsonl")})
+print("part:", json.dumps(part | {"files": work.count("sha256_of")}))
 
 put_rows, calls = tiny.training.put_rows, []
 def put(*args, lead=0):
@@ -142,6 +162,19 @@ def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
             np.testing.assert_allclose(a.get("loss", 0), b.get("loss", 0), rtol=1e-3)
         assert log[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-5)
         assert run[name]["data"] == run["one"]["data"]
+
+
+def test_two_validate_fit_and_hash_a_part_each_with_the_figures_of_one(both, capsys):
+    folder, logs = both
+    run = of_two_processes(folder, mesh=MeshConfig())
+    with jprm.Trainer(dataclasses.replace(run, probe_rows=16)) as trainer:
+        alone = trainer.evaluate()
+    assert capsys.readouterr().out.splitlines()[-1] in logs[0].splitlines()  # as many labelled steps, the same AUROC
+    digests = data_digests({name: path_of(folder / name) for name in ("train.jsonl", "valid.jsonl")})
+    for log in logs:
+        (part,) = (json.loads(line.removeprefix("part:")) for line in log.splitlines() if line.startswith("part:"))
+        assert part["values"] == pytest.approx(alone, rel=1e-5)
+        assert (part["records"], part["files"], part["digests"]) == (6, 1, digests)  # of 12 records and 2 files
 
 
 def test_two_score_the_same_bytes_as_one(both):

@@ -42,14 +42,13 @@ from jprm.model.parameters import model_flops, peak
 from jprm.model.transformer import check_model
 from jprm.objectives import Judged, Objective, divisor, means, names
 from jprm.rows import Rows
-from jprm.tokenizer import load_tokenizer, native_layout
+from jprm.tokenizer import load_tokenizer
 from jprm.train.batches import (
     Streams,
-    batches_of,
     check_rows,
     check_supervision,
     micro_batches,
-    training_batches,
+    own_batches,
     unstacked,
 )
 from jprm.train.callbacks import Callback, Goodput, Log, Profile, Watchdog, changed_compiler, versions
@@ -126,7 +125,7 @@ class Trainer:
                 while not multihost.first(self._lock.attempt):
                     pass
                 log_ratio = objectives.log_ratio(self.objective)
-                self._id = multihost.first(store.claim, folder, experiment, self.tokenizer, log_ratio)
+                self._id = store.claim(folder, experiment, self.tokenizer, log_ratio)
                 if not multihost.everywhere((folder / RUN).is_file()):
                     raise ValueError(
                         f"{workdir}: differs between hosts. Set --workdir to a folder that all hosts share"
@@ -154,7 +153,7 @@ class Trainer:
     @functools.cached_property
     def batches(self) -> Streams:
         """Endless batches of the experiment's data, (A, B, ...), from the checkpoint's position."""
-        return training_batches(self.experiment, self.mesh, self.tokenizer)
+        return own_batches(self.experiment, self.experiment.data.train, self.mesh, self.tokenizer)
 
     @property
     def position(self) -> Position:
@@ -203,15 +202,14 @@ class Trainer:
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
         """Returns loss and metrics over files, by default `data.valid`, e.g. `valid_auroc` (None if labels are all
         alike)."""
-        config, task = self.experiment.data, self.experiment.task
-        if not (files := files or config.valid):
+        if not (files := files or self.experiment.data.valid):
             raise ValueError(
                 "data.valid names no file: pass files to evaluate, as in trainer.evaluate(['valid.jsonl'])"
             )
-        batches = batches_of(self.experiment, files, native_layout(self.tokenizer), once=True)
-        micro = itertools.chain.from_iterable(unstacked(micro_batches(rows, config.micro_rows)) for rows, _ in batches)
+        batches = own_batches(self.experiment, files, self.mesh, self.tokenizer, once=True)
+        micro = itertools.chain.from_iterable(map(unstacked, batches))
         with jax.set_mesh(self.mesh):
-            values = measured(self.objective, self._models(), micro, task)
+            values = measured(self.objective, self._models(), micro, self.experiment.task)
         return {f"valid_{name}": value for name, value in values.items()}
 
     def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
@@ -286,10 +284,11 @@ def measured(
         arguments = objective, params, put_rows(rows, mesh), config
         if not sums:
             multihost.compile_together(_evaluate, *arguments)
-        sums.append(gathered(_evaluate(*arguments)))
+        sums.append(_evaluate(*arguments))
+        jax.block_until_ready(sums[-2:][0])  # at most one micro-batch waits for the devices
     if not sums:
         raise ValueError("there are no rows to measure the objective on: the files hold no record that fits a row")
-    losses, counts, metrics = zip(*sums, strict=True)
+    losses, counts, metrics = zip(*gathered(sums), strict=True)
     count = float(np.sum(counts, dtype=np.float64))
     values: dict[str, float | None] = {"loss": float(np.sum(losses, dtype=np.float64)) / divisor(count)}
     for name in metrics[0]:

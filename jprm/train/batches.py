@@ -40,19 +40,26 @@ from jprm.tokenizer import Layout, Tokenizer, native_layout, saved_bytes
 from jprm.tree import ReasoningTree, tree_of
 
 
-def training_batches(experiment: Experiment, mesh: Mesh, tokenizer: Tokenizer) -> Streams:
-    """Returns endless batches shaped (A, B, ...). This process packs its own devices' rows."""
+def own_batches(
+    experiment: Experiment, files: Sequence[str], mesh: Mesh, tokenizer: Tokenizer, *, once: bool = False
+) -> Streams:
+    """Returns batches shaped (A, B, ...): shuffled and endless, or with `once` in file order.
+
+    This process tokenises and packs only its own devices' rows.
+    """
     config, layout = experiment.data, native_layout(tokenizer)
-    sources = _sources(experiment, config.train, layout)  # once for all streams, which some processes have more of
+    sources = _sources(experiment, files, layout)  # once for all streams, which some processes have more of
     count = max(1, config.streams)
-    streams = {k: _batches(experiment, sources, stream=(k, count)) for k in own_streams(mesh, config.micro_rows, count)}
-    return Streams(streams, count, config.micro_rows)
+    of_mesh = own_streams(mesh, config.micro_rows, count)
+    streams = {k: _batches(experiment, sources, once=once, stream=(k, count)) for k in of_mesh}
+    blank = empty_rows(config.rows // count, config.tokens, config.slots, config.extras) if once else None
+    return Streams(streams, count, config.micro_rows, blank)
 
 
 def batches_of(
     experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False
 ) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
-    """Returns batches with `data.rows` rows and packing counts: shuffled and endless, or with `once` in file order."""
+    """Returns batches with `data.rows` rows and packing counts, all from this process."""
     return _batches(experiment, _sources(experiment, files, layout), once=once)
 
 
@@ -61,6 +68,8 @@ def _batches(
 ) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
     """Returns one stream's part of the batches."""
     config = experiment.data
+    if once:  # every stream has a part
+        config = dataclasses.replace(config, window=min(config.window, -(-sum(map(len, sources)) // stream[1])))
     pipeline = PipelineConfig(
         **vars(config), shuffle=not once, epochs=1 if once else None, stream=stream, chains=chain_rows(experiment.model)
     )
@@ -313,11 +322,14 @@ class Streams:
     """Iterates over Rows shaped (A, B, ...), A micro-batches of B rows, from `streams` of `count`.
 
     A stream gives A x B / count rows at a time, with packing counts (`counted_batches`). Rows from other processes'
-    streams are zeros.
+    streams are zeros. A stream that has ended gives `blank` rows until the streams in all processes have; without
+    `blank` streams must be endless.
     """
 
-    def __init__(self, streams: Mapping[int, grain.IterDataset], count: int, micro_rows: int):
-        self._count, self._micro_rows = count, micro_rows
+    def __init__(
+        self, streams: Mapping[int, grain.IterDataset], count: int, micro_rows: int, blank: Rows | None = None
+    ):
+        self._count, self._micro_rows, self._blank = count, micro_rows, blank
         self._streams = {k: iter(stream) for k, stream in streams.items()}
         self._counts = {k: np.zeros(len(COUNTS), np.int64) for k in streams}
 
@@ -326,10 +338,12 @@ class Streams:
 
     def __next__(self) -> Rows:
         block = self._micro_rows // self._count
-        parts = {}
+        parts, ended = {}, () if self._blank is None else ((self._blank, np.zeros((1, len(COUNTS)), np.int64)),)
         for k, stream in self._streams.items():
-            parts[k], count_rK = next(stream)
+            parts[k], count_rK = next(stream, *ended)
             self._counts[k] = self._counts[k] + count_rK.sum(axis=0)
+        if ended and multihost.everywhere(all(part is self._blank for part in parts.values())):
+            raise StopIteration
 
         def put(*parts_rX: np.ndarray) -> np.ndarray:
             first = np.asarray(parts_rX[0])

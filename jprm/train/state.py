@@ -45,7 +45,7 @@ from jprm.objectives import Objective, divisor, means, summed
 from jprm.options import find_part
 from jprm.rows import Rows
 from jprm.tokenizer import Tokenizer
-from jprm.train.batches import training_batches, unstacked
+from jprm.train.batches import own_batches, unstacked
 
 
 @jax.tree_util.register_dataclass
@@ -358,7 +358,7 @@ def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
     """Fits the head on the first training rows."""
     labelled_steps, fitted_head = map(_of_heads, ("labelled_steps", "fitted_head"))
-    batches = training_batches(experiment, jax.sharding.get_mesh(), tokenizer)
+    batches = own_batches(experiment, experiment.data.train, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)
     micro_batches = itertools.chain.from_iterable(map(unstacked, batches))
     steps = labelled_steps(params, experiment.model, experiment.target, micro_batches, experiment.probe_rows)

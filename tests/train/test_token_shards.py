@@ -41,7 +41,7 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.token_tree import TokenTree, token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train import Trainer
-from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, tokens_of, training_batches
+from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, own_batches, tokens_of
 from jprm.tree import tree_of
 
 
@@ -294,7 +294,7 @@ def test_training_takes_shards_and_another_experiment_is_refused(world):
     assert is_shards(folder / "tokens") and not is_shards(folder / "train.jsonl")
     mesh, tokenizer = make_mesh(MeshConfig(), jax.devices()[:1]), load_tokenizer(plain.tokenizer)
     outcomes = experiment_on(experiment, folder / "tokens", supervise="outcome")
-    refused(ValueError, "supervise", training_batches, outcomes, mesh, tokenizer)
+    refused(ValueError, "supervise", own_batches, outcomes, outcomes.data.train, mesh, tokenizer)
     both = experiment_on(plain, folder / "tokens", folder / "train.jsonl")
     refused(ValueError, r"train\.jsonl|tokens", batches_of, both, (str(folder / "tokens"), "x"), layout_of(plain))
     assert list(batches_of(experiment, [str(folder / "more")], layout_of(plain), once=True))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Float
 
 from jprm import multihost
@@ -28,7 +29,7 @@ from jprm.io.folders import local_copy
 from jprm.io.outputs import Bar
 from jprm.model.config import ModelConfig
 from jprm.model.heads import HEADS, find
-from jprm.model.mesh import at_tokens, gathered, put_rows
+from jprm.model.mesh import at_tokens, put_rows, spec
 from jprm.model.parameters import merge
 from jprm.model.transformer import hidden, states_at_steps
 from jprm.objectives import targets
@@ -90,21 +91,38 @@ def _scores_steps(path: str | os.PathLike) -> bool:
 def labelled_steps(
     params: dict, config: ModelConfig, target: TargetConfig, batches: Iterable[Rows], rows: int
 ) -> Steps:
-    """Returns the hidden states at the labelled steps in the first `rows` rows, in order."""
+    """Returns the hidden states at the labelled steps in the first `rows` rows, in order.
+
+    Each process reads its devices' rows and sends the others only labelled steps: most slots have no label.
+    """
     mesh = jax.sharding.get_mesh()
-    labelled: list[Steps] = []
+    place = NamedSharding(mesh, spec("batch", mesh=mesh))
+    labelled: list[tuple[np.ndarray, ...]] = []
     batches = iter(batches)
     first = next(batches)
     count = max(1, rows // len(first.tokens))
     with Bar("fitting the head", count) as bar:
-        for batch in bar.follow(itertools.chain([first], itertools.islice(batches, count - 1))):
+        for i, batch in enumerate(bar.follow(itertools.chain([first], itertools.islice(batches, count - 1)))):
             arguments = params, config, target, put_rows(batch, mesh)
             if not labelled:
                 multihost.compile_together(_states, *arguments)
-            x_BSD, target_BS, weight_BS = gathered(_states(*arguments))
-            some_BS = weight_BS > 0
-            labelled.append(Steps(x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]))
-    return Steps(*(np.concatenate(part) for part in zip(*labelled, strict=True)))
+            labelled += _own_steps(i * len(batch.tokens), *jax.device_put(_states(*arguments), place))
+    own = map(np.concatenate, zip(*labelled, strict=True))
+    row_N, *steps = (np.concatenate(multihost.arrays(part)) for part in own)
+    order_N = np.argsort(row_N, kind="stable")  # as one process reads them
+    return Steps(*(part[order_N] for part in steps))
+
+
+def _own_steps(first: int, *arrays: jax.Array) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields (row, state, target, weight) of the labelled steps on each of this process's devices.
+
+    If several devices have a row, only the first yields its steps. `first` is the number of the batch's first row.
+    """
+    for pieces in zip(*(x.addressable_shards for x in arrays), strict=True):
+        x_BSD, target_BS, weight_BS = (np.asarray(piece.data) for piece in pieces)
+        some_BS = (weight_BS > 0) & (pieces[0].replica_id == 0)
+        row_N = np.nonzero(some_BS)[0] + (pieces[0].index[0].start or 0) + first
+        yield row_N.astype(np.int32), x_BSD[some_BS], target_BS[some_BS], weight_BS[some_BS]
 
 
 def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:
