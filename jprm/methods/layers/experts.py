@@ -2,9 +2,12 @@
 
 The router is a softmax over all experts; the largest probabilities are the weights, which `normalised` rescales to sum
 to 1 (Qwen3-MoE). With `clamp` router and experts have biases, and the SwiGLU is clamped (gpt-oss). No token is dropped:
-tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with its expert's matrices. If the mesh
-splits experts over `expert`, an axis that also splits rows, each device's tokens travel round the ring of devices with
-their partial outputs, so no device ever holds more than its own number of tokens.
+tokens are sorted by expert, and `jax.lax.ragged_dot` multiplies each group with its expert's matrices.
+
+If the mesh splits experts over `expert`, an axis that also splits rows, each device gathers the tokens of the axis's
+devices, computes the choices of its own experts, and the partial outputs are summed and scattered. (A token with as
+many choices as there are devices would travel as far if it were sent to each of its experts.) Choices are computed in
+blocks a little larger than a device's equal share, so work and memory traffic follow the own choices.
 
 The sums for metrics and the load-balancing loss run over real tokens and layers: choices and probabilities by expert,
 and tokens.
@@ -85,53 +88,111 @@ def routed(x_BTD, w: Mapping[str, Array], config: ModelConfig):
     return probability_BTN, weight_BTP.astype(x_BTD.dtype), expert_BTP
 
 
+BLOCK = 512
+"""Choices in a block are a multiple of this: whole tiles of the products."""
+
+
 def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, *bias, config: ModelConfig):
-    """Returns one device's outputs, summed over the `expert` ring and over `tensor`."""
+    """Returns one device's outputs, summed over `expert` and `tensor`."""
     (B, T, D), split = x_BTD.shape, dict(jax.sharding.get_abstract_mesh().shape)
     x_ND, weight_NP, expert_NP = (x.reshape(B * T, -1) for x in (x_BTD, weight_BTP, expert_BTP))
-    ring = split.get("expert", 1)
     if split:
         gather = functools.partial(jax.lax.all_gather, axis_name=spec("embed")[0], tiled=True)
         gate_EDF, up_EDF, down_EFD = gather(gate_EDF, axis=1), gather(up_EDF, axis=1), gather(down_EFD, axis=2)
         bias = (*bias[:2], gather(bias[2], axis=1)) if bias else ()
     if bias and "tensor" in split:  # outputs are summed over `tensor`, and the bias counts once
         bias = (*bias[:2], jnp.where(jax.lax.axis_index("tensor") == 0, bias[2], 0))
-    first = jax.lax.axis_index("expert") * gate_EDF.shape[0] if ring > 1 else 0
 
-    def of_device(x_ND, weight_NP, expert_NP):
-        return _own_experts(x_ND, weight_NP, expert_NP - first, gate_EDF, up_EDF, down_EFD, bias, config)
+    def exchanged(x_ND, weight_NP, expert_NP, matrices):
+        """Computes the device's experts for the tokens of all devices along `expert`."""
+        x_MD, weight_MP, expert_MP = (jax.lax.all_gather(x, "expert", tiled=True) for x in (x_ND, weight_NP, expert_NP))
+        expert_MP -= jax.lax.axis_index("expert") * len(gate_EDF)
+        equal_share = expert_NP.size  # of the choices of all devices
+        rows = -(-5 * equal_share // (4 * BLOCK)) * BLOCK
+        y_MD = _own_experts(x_MD, weight_MP, expert_MP, matrices, config, rows)
+        return jax.lax.psum_scatter(y_MD, "expert", tiled=True)
 
-    def turn(carry, _):
-        x_ND, weight_NP, expert_NP, y_ND = carry
-        y_ND = y_ND + jax.checkpoint(of_device)(x_ND, weight_NP, expert_NP)
-        pairs = [(i, (i + 1) % ring) for i in range(ring)]
-        return jax.tree.map(lambda x: jax.lax.ppermute(x, "expert", pairs), (x_ND, weight_NP, expert_NP, y_ND)), None
-
-    if ring == 1:
-        y_ND = of_device(x_ND, weight_NP, expert_NP)
-    else:  # after a full turn tokens are at home again
-        y_ND = jax.lax.scan(turn, (x_ND, weight_NP, expert_NP, jnp.zeros_like(x_ND)), length=ring)[0][3]
-    y_ND = jax.lax.psum(y_ND, "tensor") if "tensor" in split else y_ND
-    return y_ND.reshape(B, T, D)
+    arrays = x_ND, weight_NP, expert_NP, (gate_EDF, up_EDF, down_EFD, *bias)
+    y_ND: Array = jax.checkpoint(exchanged)(*arrays) if split.get("expert", 1) > 1 else _own_experts(*arrays, config)
+    return (jax.lax.psum(y_ND, "tensor") if "tensor" in split else y_ND).reshape(B, T, D)
 
 
-def _own_experts(x_ND, weight_NP, expert_NP, gate_EDF, up_EDF, down_EFD, bias, config: ModelConfig):
-    """Returns the weighted outputs from experts 0 to E - 1; other choices add zero."""
-    (N, P), E = expert_NP.shape, gate_EDF.shape[0]
-    mine_X = jnp.where((expert_NP >= 0) & (expert_NP < E), expert_NP, E).reshape(N * P)
-    order_X = jnp.argsort(mine_X, stable=True)
-    count_E = jnp.sum(mine_X[:, None] == jnp.arange(E), axis=0, dtype=jnp.int32)
-    x_XD = x_ND[order_X // P]
+def _own_experts(x_ND, weight_NP, expert_NP, matrices, config: ModelConfig, rows: int | None = None):
+    """Returns the weighted outputs from experts 0 to E - 1; other choices add zero.
+
+    Choices are sorted by expert, those of other experts last. `rows` of them are computed at a time (by default all),
+    until no own one is left.
+    """
+    (N, P), E = expert_NP.shape, len(matrices[0])
+    own_X = jnp.where((expert_NP >= 0) & (expert_NP < E), expert_NP, E).reshape(N * P)
+    choice_X = jnp.argsort(own_X, stable=True)
+    end_E = jnp.sum(own_X[:, None] <= jnp.arange(E), axis=0, dtype=jnp.int32)
+    if rows is None or rows >= N * P:
+        y_XD = _products(x_ND[choice_X // P], weight_NP.reshape(N * P)[choice_X], matrices, end_E, config)
+        return jnp.zeros_like(x_ND).at[choice_X // P].add(y_XD)
+    return _in_blocks(x_ND, weight_NP, matrices, jnp.pad(choice_X, (0, -N * P % rows)), end_E, rows, config)
+
+
+def _products(x_XD, weight_X, matrices, end_E, config: ModelConfig):
+    """Returns the weighted outputs of rows sorted by expert (expert e's end at end_E[e]), zero for rows of none."""
+    gate_EDF, up_EDF, down_EFD, *bias = matrices
+    count_E = jnp.diff(end_E, prepend=0)
     gate_XF, up_XF = (grouped(x_XD, w, count_E) for w in (gate_EDF, up_EDF))
     if bias:
-        gate_bias_XF, up_bias_XF, down_bias_XD = (b_EX[jnp.minimum(mine_X[order_X], E - 1)] for b_EX in bias)
+        expert_X = jnp.sum(jnp.arange(len(x_XD))[:, None] >= end_E[:-1], axis=1)
+        gate_bias_XF, up_bias_XF, down_bias_XD = (b_EX[expert_X] for b_EX in bias)
         h_XF = clamped(gate_XF + gate_bias_XF, up_XF + up_bias_XF, config.experts.clamp)
         y_XD = grouped(h_XF, down_EFD, count_E) + down_bias_XD
     else:
         y_XD = grouped(activated(gate_XF, config) * up_XF, down_EFD, count_E)
-    used_X1 = (jnp.arange(N * P) < jnp.sum(count_E))[:, None]
-    y_XD = jnp.where(used_X1, y_XD, 0) * weight_NP.reshape(N * P, 1)[order_X]
-    return jnp.zeros_like(x_ND).at[order_X // P].add(y_XD.astype(x_ND.dtype))
+    used_X1 = (jnp.arange(len(x_XD)) < end_E[-1])[:, None]
+    return (jnp.where(used_X1, y_XD, 0) * weight_X[:, None]).astype(x_XD.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
+def _in_blocks(x_ND, weight_NP, matrices, choice_X, end_E, rows: int, config: ModelConfig):
+    """Sums `_products` over the blocks of `rows` choices that hold own ones.
+
+    JAX cannot differentiate a loop whose end depends on the router, so the gradient is such a loop too. It computes
+    each block again.
+    """
+
+    def add(token_C, chosen_C, end_E, y_ND):
+        y_CD = _products(x_ND[token_C], weight_NP.reshape(-1)[chosen_C], matrices, end_E, config)
+        return y_ND.at[token_C].add(y_CD)
+
+    return _over_blocks(add, jnp.zeros_like(x_ND), choice_X, end_E, rows, weight_NP.shape[1])
+
+
+def _in_blocks_backward(rows: int, config: ModelConfig, saved, dy_ND):
+    x_ND, weight_NP, matrices, choice_X, end_E = saved
+
+    def add(token_C, chosen_C, end_E, sums):
+        dx_ND, dweight_X, dmatrices = sums
+        products = functools.partial(_products, end_E=end_E, config=config)
+        _, backward = jax.vjp(products, x_ND[token_C], weight_NP.reshape(-1)[chosen_C], matrices)
+        dx_CD, dweight_C, more = backward(dy_ND[token_C])
+        dmatrices = jax.tree.map(jnp.add, dmatrices, more)
+        return dx_ND.at[token_C].add(dx_CD), dweight_X.at[chosen_C].add(dweight_C), dmatrices
+
+    zeros = jax.tree.map(jnp.zeros_like, (x_ND, weight_NP.reshape(-1), matrices))
+    dx_ND, dweight_X, dmatrices = _over_blocks(add, zeros, choice_X, end_E, rows, weight_NP.shape[1])
+    return dx_ND, dweight_X.reshape(weight_NP.shape), dmatrices, None, None
+
+
+_in_blocks.defvjp(lambda *arrays: (_in_blocks(*arrays), arrays[:5]), _in_blocks_backward)
+
+
+def _over_blocks(add, sums, choice_X, end_E, rows: int, P: int):
+    """Returns `sums` after `add(tokens, choices, ends in the block, sums)` for each block with an own choice."""
+
+    def block(turn):
+        start, sums = turn
+        chosen_C = jax.lax.dynamic_slice_in_dim(choice_X, start, rows)
+        return start + rows, add(chosen_C // P, chosen_C, jnp.clip(end_E - start, 0, rows), sums)
+
+    with jax.named_scope("expected_turns_1"):  # if all devices' experts are used equally
+        return jax.lax.while_loop(lambda turn: turn[0] < end_E[-1], block, (jnp.int32(0), sums))[1]
 
 
 def clamped(gate_XF, up_XF, limit: float):
@@ -193,7 +254,7 @@ def refuses(config: ModelConfig, context: int) -> str | None:
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
     """Returns the FLOPs per product with a device's experts, assuming balanced use."""
     c = config.experts
-    pairs = rows * tokens // split["context"] * c.used / split["expert"]
+    pairs = rows * tokens // split["context"] * c.used
     product = 2.0 * pairs * config.width * c.width / split["tensor"]
     return {"ragged-dot-none": product, "tgmm": product, "ragged-dot-metadata": 1.0}  # the last: a table of tiles
 

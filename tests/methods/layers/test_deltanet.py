@@ -234,7 +234,7 @@ def test_tokens_go_through_the_experts_that_their_router_chooses():
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
     x_ND, weight_NP, (gate, up, down) = draw(N, D), draw(N, P), (draw(E, D, F), draw(E, D, F), draw(E, F, D))
     expert_NP = np.array([rng.permutation(E + 2)[:P] - 1 for _ in range(N)])  # -1 and E are on other devices
-    actual = experts._own_experts(x_ND, weight_NP, jnp.asarray(expert_NP), gate, up, down, MIXED)
+    actual = experts._own_experts(x_ND, weight_NP, jnp.asarray(expert_NP), (gate, up, down), MIXED)
     wanted = np.zeros((N, D))
     for n, p in np.ndindex(N, P):
         if 0 <= (e := expert_NP[n, p]) < E:
@@ -254,6 +254,38 @@ def test_experts_on_a_split_mesh_compute_what_one_device_does(tree_rows, sizes):
         assert placed["decoder"]["layers_0"]["expert_up"].sharding.spec[1] == "expert"
         actual = gradient(placed, put_rows(tree_rows, mesh), BALANCED)
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), actual, wanted)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 8), (1, 2, 2, 1, 2)])
+def test_blocks_of_choices_are_exact_however_tokens_choose(sizes, monkeypatch):
+    """Values and gradients are one device's, which has no blocks, if choices fill few, many or no blocks of 8."""
+    monkeypatch.setattr(experts, "BLOCK", 8)
+    c = dataclasses.replace(TINY, mlps=("experts",), experts=ExpertsConfig(count=8, used=2, width=8, normalised=True))
+    rng, mesh, kind = np.random.default_rng(0), make_mesh(MeshConfig(*sizes), jax.devices()), experts.EXPERTS
+    draw = lambda *shape: jnp.asarray(0.3 * rng.normal(size=shape), jnp.float32)  # noqa: E731
+    of_letter = kind.sizes(c)
+    w = {role: draw(*map(of_letter.get, kind.weights[role].axes)) for role in ("router", *experts._MATRICES)}
+    x_BTD, dy_BTD = draw(8, 16, c.width).at[..., 0].set(1), draw(8, 16, c.width)
+    chosen = {
+        "equally": np.zeros(8),
+        "two of one device": np.array([9.0, 9, 0, 0, 0, 0, 0, 0]),
+        "ever less": np.arange(8),
+    }
+
+    def gradients(x_BTD, w, dy_BTD):
+        apply = lambda x_BTD, w: experts.apply(x_BTD, w, None, None, c)[0]  # noqa: E731
+        y_BTD, backward = jax.vjp(apply, x_BTD, w)
+        return y_BTD, backward(dy_BTD)
+
+    alone, split = jax.jit(gradients), jax.jit(lambda *arguments: gradients(*arguments))
+    for bias_N in chosen.values():
+        biased = w | {"router": w["router"].at[0].set(bias_N)}
+        wanted = alone(x_BTD, biased, dy_BTD)
+        with jax.set_mesh(mesh):
+            placed = {role: jax.NamedSharding(mesh, spec(*kind.weights[role].places[1:], mesh=mesh)) for role in biased}
+            rows = put_rows(np.asarray(x_BTD), mesh), put_rows(np.asarray(dy_BTD), mesh)
+            actual = split(rows[0], jax.device_put(biased, placed), rows[1])
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6, rtol=1e-5), actual, wanted)
 
 
 def test_sums_are_of_real_tokens_and_all_layers(tree_rows):
