@@ -207,6 +207,8 @@ def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = obj
             part = getattr(importlib.import_module(place), attribute)
         except (ImportError, AttributeError) as error:
             remedy = "Put the module on PYTHONPATH and name an object in it"
+            if place.endswith(".py"):
+                remedy = f"This option takes a module: write {pathlib.Path(place).stem}:{attribute}. {remedy}"
             raise MissingPart(f"{what}={name!r}: {error}. {remedy}") from error
     if not isinstance(part, kind):
         raise ValueError(f"{what}={name!r} is a {type(part).__name__}, not a {kind.__module__}.{kind.__name__}")

@@ -51,7 +51,7 @@ class Implementation:
     attend: (q (B, T, K, G, H), k (B, S, K, H), v (B, S, K, H), plan, config, window) to (B, T, K, G, H): grouped-query
         attention with a softmax in float32. `window` is in positions; None means no window.
     refuses: (config, backend, context) to the reason why the model, the backend (None: any) or rows in `context` parts
-        are not supported, or None.
+        are not supported, or None; by default parts are not.
     backend: the platform on which it is fast, e.g. "tpu"; "" for all. Elsewhere `suited` replaces it.
     chain_rows: whether a row must hold one chain; the packer then packs single chains.
     flat: whether projections merge rows and tokens into one axis, and queries, keys and values into one product. That
@@ -62,7 +62,9 @@ class Implementation:
 
     plan: Callable[[Array, Array, ModelConfig], Any]
     attend: Callable[..., Array]
-    refuses: Callable[[ModelConfig, str | None, int], str | None] = lambda config, backend, context: None
+    refuses: Callable[[ModelConfig, str | None, int], str | None] = lambda config, backend, context: unsplit_only(
+        config.attention, context
+    )
     backend: str = ""
     chain_rows: bool = False
     flat: bool = False
@@ -268,7 +270,7 @@ def _softmax(q_BKGTH, k_BKSH, v_BKSH, seen_BTS: Bool[Array, "B T S"], softcap: f
     return reshape(y_BKQH, (B, K, G, T, H), *split)
 
 
-BLOCKED = Implementation(blocked_plan, attend_in_blocks)
+BLOCKED = Implementation(blocked_plan, attend_in_blocks, refuses=lambda config, backend, context: None)
 
-REFERENCE = Implementation(blocked_plan, functools.partial(attend_in_blocks, at_once=True))
+REFERENCE = dataclasses.replace(BLOCKED, attend=functools.partial(attend_in_blocks, at_once=True))
 """The rule in one softmax with O(T^2) memory; tests compare the other implementations with it."""

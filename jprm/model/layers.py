@@ -118,7 +118,8 @@ class Kind:
         for all layers. If `apply` derives large arrays from the plan alone, such as masks, it must tie them to the
         layer by `jax.lax.optimization_barrier`, as attention does: otherwise the loop over layers keeps them.
     settings: (config) to arrays (L, ...) with numbers that differ between layers, or None.
-    refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or None.
+    refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or None. By
+        default rows in parts are not: shardings are explicit, so `apply` must say how tokens are split.
     flops: (config, tokens, layer) to a row's forward FLOPs beyond its matrix products.
     kernels: (config, rows, tokens, mesh sizes) to FLOPs per kernel call on one device, for `jprm plan`.
     used: (config, role) to the fraction of a matrix used in a token's forward pass.
@@ -130,7 +131,9 @@ class Kind:
     apply: Callable[..., tuple[Array, dict[str, Array]]]
     plan: Callable[[Array, Array, ModelConfig], Any] = lambda position_BT, until_BT, config: None
     settings: Callable[[ModelConfig], Any] = lambda config: None
-    refuses: Callable[[ModelConfig, int], str | None] = lambda config, context: None
+    refuses: Callable[[ModelConfig, int], str | None] = lambda config, context: (
+        None if context == 1 else f"a layer kind without `refuses` has rows whole: set mesh.context=1, not {context}"
+    )
     flops: Callable[[ModelConfig, int, int], float] = lambda config, tokens, layer: 0.0
     kernels: Callable[[ModelConfig, int, int, Mapping[str, int]], dict[str, float]] = lambda *_: {}
     used: Callable[[ModelConfig, str], float] = lambda config, role: 1.0

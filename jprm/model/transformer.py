@@ -631,7 +631,9 @@ def gated(x_BTD: Float[Array, "*B D"], w: Mapping[str, Array], config: ModelConf
     return product(activated(gate_BTF, config) * up_BTF, w["down"], config, 1, stream(x_BTD))
 
 
-DENSE = Kind(MLP_WEIGHTS, lambda config: {"D": config.width, "F": config.mlp_width}, mlp)
+DENSE = Kind(
+    MLP_WEIGHTS, lambda config: {"D": config.width, "F": config.mlp_width}, mlp, refuses=lambda config, context: None
+)
 
 # ---------------------------------------------------------------------------------------------------- chunks of the MLP
 #

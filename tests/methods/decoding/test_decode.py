@@ -24,9 +24,10 @@ from jprm.methods.policy import sampler as samplers
 from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.rl.engine import log_probabilities
 from jprm.model import layers, transformer
+from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
 from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads
 from jprm.model.parameters import Int8, held, held_decoder, quantized, summed_axes
-from jprm.model.transformer import ATTENTION, axes_of, head_logits
+from jprm.model.transformer import ATTENTION, axes_of, check_model, head_logits
 from jprm.pack import empty_rows
 from jprm.tokenizer import load_tokenizer
 
@@ -148,6 +149,7 @@ SHIFT = layers.Kind(
 
 SAME = dataclasses.replace(ATTENTION)
 DEAF = dataclasses.replace(SHIFT, cached=None)
+OWN = Implementation(blocked_plan, attend_in_blocks, softmax=True)
 
 
 @pytest.mark.parametrize("mixers", [("SAME",), ("SHIFT", "SAME"), ("SHIFT",)], ids=str)
@@ -160,6 +162,14 @@ def test_mixers_of_ones_own_go_on_from_a_cache(mixers, unstacked, tokens):
     if unstacked:
         weights, config = decoding(weights, config)
     check_token_by_token(weights, config, tokens, expected)
+
+
+def test_parts_of_ones_own_that_do_not_say_so_take_no_split_rows():
+    for part in (dict(mixers=(f"{__name__}:SHIFT", "attention")), dict(attention=f"{__name__}:OWN")):
+        config = dataclasses.replace(CONFIG, **part)
+        check_model(config)
+        refused(ValueError, "context", check_model, config, context=2)
+    check_model(CONFIG, context=2)
 
 
 def test_a_kind_has_one_name_and_one_without_a_cache_is_refused():
