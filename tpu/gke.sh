@@ -153,14 +153,12 @@ launch() {
 # Cluster Toolkit makes a JobSet of its own, in the queue; --dry-run only prints the command.
 submit() {
   : "${IMAGE:?}" "${COMPUTE:?}" "${CLUSTER:?}" "${LOCATION:?}" "${EXPERIMENT:?}" "${WORKDIR:?}"
-  local each words=()
   forward
   [ -n "${JAX_COMPILATION_CACHE_DIR:-}" ] || environment+=("JAX_COMPILATION_CACHE_DIR=$WORKDIR/compiled")
-  for each in "${environment[@]}"; do words+=(--env "$each"); done
   run gcluster job submit --name "$NAME" --cluster "$CLUSTER" --location "$LOCATION" ${PROJECT:+--project "$PROJECT"} \
     --image "$IMAGE" --compute-type "$COMPUTE" ${TOPOLOGY:+--topology "$TOPOLOGY"} --num-slices "${SLICES:-1}" \
-    ${QUEUE:+--queue "$QUEUE"} "${words[@]}" \
-    --command "$(quoted jprm "${TASK:-train}" "$EXPERIMENT" --workdir "$WORKDIR" --distributed auto "${arguments[@]}")"
+    ${QUEUE:+--queue "$QUEUE"} --command "env $(assigned "${environment[@]}") \
+$(quoted jprm "${TASK:-train}" "$EXPERIMENT" --workdir "$WORKDIR" --distributed auto "${arguments[@]}")"
 }
 
 status() {

@@ -6,7 +6,7 @@
 #
 #   create   requests the slice                  status   shows the request and the run
 #   deploy   copies the commit to every host     logs     follows the output of process 0
-#   launch   starts the run                      stop     saves and stops (SIGTERM)
+#   launch   starts the run                      stop     saves, stops (SIGTERM) and waits for it
 #   watch    creates, deploys and launches, again after a preemption or a reboot, until the run has ended; then deletes
 #   delete   deletes the slice, which costs money until then
 #
@@ -141,8 +141,12 @@ for host in \$(gcloud storage ls $WORKDIR/status/); do gcloud storage cat \$host
 
 logs() { first "tail -n ${LINES_OF_LOG:-50} -f jprm/run.log"; }
 
+# Returns when the hosts have saved, GRACE seconds at most: a launch before that would find the old run.
 # shellcheck disable=SC2016 # the host expands it
-stop() { everywhere 'touch jprm/run.stop; kill -TERM "$(cat /tmp/jprm-run.pid)"'; }
+stop() {
+  everywhere 'touch jprm/run.stop; kill -TERM "$(cat /tmp/jprm-run.pid)" && for ((i = '"${GRACE:-300}"'0; i > 0; i--)); do
+jprm/tpu/run.sh --state | grep -q "running\$" || break; sleep 0.1; done'
+}
 
 delete_slice() { run gcloud compute tpus queued-resources delete "$NAME" "${at[@]}" --force --quiet; }
 

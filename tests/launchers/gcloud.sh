@@ -14,7 +14,7 @@ missing() { echo "ERROR: (gcloud.compute.tpus.queued-resources.$verb) NOT_FOUND:
 case $verb in
   create)
     echo ACTIVE > slice
-    mkdir -p hosts/h0 hosts/h1
+    for host in ${HOSTS:-h0 h1}; do mkdir -p "hosts/$host"; done
     if [ "$(grep -c create calls)" = 2 ]; then git -C checkout commit -q --allow-empty -m later; fi ;;
   describe) [ -e slice ] || missing; cat slice ;;
   delete) [ -e slice ] || missing; rm -rf slice hosts ;;

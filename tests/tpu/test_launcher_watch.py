@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import time
 
@@ -139,8 +140,9 @@ def test_after_the_hours_the_run_is_saved_and_the_slice_deleted(cloud):
 def test_a_slice_deleted_from_elsewhere_is_not_created_again(cloud):
     child = cloud.start("watch", "wait")
     until(lambda: len(lines(cloud, "starts")) == 2)
-    cloud.start("stop").wait(30)
-    (cloud.folder / "fail-ssh").write_text("UNAVAILABLE\n" * 100)  # nobody sees how the run ended
+    (cloud.folder / "fail-ssh").write_text("UNAVAILABLE\n" * 100)  # nobody sees how the run ends
+    for host in ("h0", "h1"):
+        os.kill(int((cloud.folder / "hosts" / host / "jprm-run.pid").read_text()), signal.SIGTERM)
     (cloud.folder / "slice").unlink()
     child.communicate(timeout=120)
     assert child.returncode == 1 and lines(cloud, "calls").count("create") == 1
