@@ -274,7 +274,8 @@ class AsyncClient:
                     if 200 <= status < 300:
                         answer = json.loads(text)
                         break
-                    error, after = _error(status, self._masked(text)), _retry_after(headers)
+                    text = text.replace(self._key, "***") if self._key else text  # some servers echo it
+                    error, after = _error(status, text), _retry_after(headers)
                 except TimeoutError:
                     error, after = ServerError(0, f"{self.url}: no answer in {limit:.3g} seconds"), 0.0
                 except (httpx2.TransportError, ValueError, RecursionError) as failure:  # no response, or not JSON
@@ -305,10 +306,6 @@ class AsyncClient:
                 if len(read) > _MOST_BYTES:
                     raise ServerError(0, f"{self.url}: the answer is longer than {_MOST_BYTES:,} bytes")
             return answer.status_code, answer.headers, read.decode("utf-8", "replace")
-
-    def _masked(self, text: str) -> str:
-        """Removes the key from a server message, since some servers echo it."""
-        return text.replace(self._key, "***") if self._key else text
 
 
 def _waited(

@@ -123,12 +123,18 @@ def pack(
     report = PackReport()
     parts: list[Part] = []
     for index, tree in enumerate(trees):
+        if set(tree.extras) != set(trees[0].extras):
+            raise ValueError(
+                f"tree {index} ({tree.name!r}) has the extras {sorted(tree.extras)}, tree 0 has"
+                f" {sorted(trees[0].extras)}. Give all trees of a pack the same extras"
+            )
         pieces, counts = split(tree, index, tokens, slots, too_long=too_long, chains=chains, siblings=siblings)
         parts += pieces
         report += counts
     sizes = [(len(part.tree.tokens_N), len(part.tree.run_M)) for part in parts]
     bins = [[i] for i in range(len(parts))] if chains else _best_fit(sizes, tokens, slots)
-    rows, tree_BS, node_BS = lay_out([[parts[i] for i in members] for members in bins], tokens, slots, _extras(trees))
+    extras = tuple(trees[0].extras) if trees else ()
+    rows, tree_BS, node_BS = lay_out([[parts[i] for i in members] for members in bins], tokens, slots, extras)
     return Packed(rows, tree_BS, node_BS, report + PackReport(rows=len(bins), cells=len(bins) * tokens))
 
 
@@ -141,17 +147,6 @@ def split(
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
     parts = list(_split(fitting, shape, index, tokens, slots, chains, siblings))
     return parts, _count(tree, fitting, shape, parts)
-
-
-def _extras(trees: Sequence[TokenTree]) -> tuple[str, ...]:
-    """Returns the names of the extras. Raises ValueError if trees have different ones."""
-    for index, tree in enumerate(trees):
-        if set(tree.extras) != set(trees[0].extras):
-            raise ValueError(
-                f"tree {index} ({tree.name!r}) has the extras {sorted(tree.extras)}, tree 0 has"
-                f" {sorted(trees[0].extras)}. Give all trees of a pack the same extras"
-            )
-    return tuple(trees[0].extras) if trees else ()
 
 
 def _fit(tree: TokenTree, index: int, tokens: int, slots: int, too_long: TooLong) -> tuple[TokenTree, Geometry]:

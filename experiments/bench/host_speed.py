@@ -25,14 +25,15 @@ from jprm.experiment import Experiment
 from jprm.io.jsonl import write_records
 from jprm.methods.data.readers import find
 from jprm.methods.data.stored_trees import TokenTrees, tokenise
+from jprm.model.mesh import make_mesh
 from jprm.pack import pack
-from jprm.tokenizer import Layout, load_tokenizer, native_layout
-from jprm.train.batches import batches_of
+from jprm.tokenizer import Tokenizer, load_tokenizer
+from jprm.train.batches import own_batches
 
 
-def epoch(config: Experiment, layout: Layout) -> tuple[list, dict[str, float]]:
+def epoch(config: Experiment, tokenizer: Tokenizer) -> tuple[list, dict[str, float]]:
     start, busy = time.perf_counter(), time.process_time()
-    rows = [rows for rows, _ in batches_of(config, config.data.train, layout, once=True)]
+    rows = list(own_batches(config, config.data.train, make_mesh(config.mesh), tokenizer, once=True))
     spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - busy}
     tokens = sum(int(yardsticks.real_tokens(batch).sum()) for batch in rows)
     return rows, {"tokens_per_s": tokens / spent["seconds"], "tokens_per_cpu_s": tokens / spent["cpu_seconds"]}
@@ -56,16 +57,16 @@ def main() -> None:
         write_records(train, [record for _, record in read])
         plain = experiment(train, 8192)
         stored = dataclasses.replace(plain, data=dataclasses.replace(plain.data, cache=f"{folder}/cache"))
-        layout = native_layout(load_tokenizer(plain.tokenizer))
+        tokenizer = load_tokenizer(plain.tokenizer)
         start = time.perf_counter()
-        next(iter(batches_of(stored, stored.data.train, layout, once=True)))
+        next(own_batches(stored, stored.data.train, make_mesh(stored.mesh), tokenizer, once=True))
         written = time.perf_counter() - start
         tokenise(plain, f"{folder}/tokens", shards=8, workers=1)
         shards = dataclasses.replace(plain, data=dataclasses.replace(plain.data, train=(f"{folder}/tokens",)))
         rows = {}
 
         def timed(name: str, config: Experiment) -> dict[str, float]:
-            rows[name], figures = epoch(config, layout)
+            rows[name], figures = epoch(config, tokenizer)
             return figures
 
         sides = {"records": plain, "cache": stored, "shards": shards}

@@ -34,11 +34,11 @@ from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig, override
 from jprm.io.jsonl import write_records
 from jprm.methods.data.readers import find
-from jprm.model.mesh import put_rows
+from jprm.model.mesh import make_mesh, put_rows
 from jprm.model.transformer import REMAT
-from jprm.tokenizer import Layout, load_tokenizer, native_layout
+from jprm.tokenizer import Tokenizer, load_tokenizer
 from jprm.train import Trainer
-from jprm.train.batches import batches_of
+from jprm.train.batches import own_batches
 
 
 def experiment(train: pathlib.Path, tokens: int) -> Experiment:
@@ -52,12 +52,12 @@ def experiment(train: pathlib.Path, tokens: int) -> Experiment:
     )  # fmt: skip
 
 
-def epoch(config: Experiment, layout: Layout) -> dict[str, float]:
+def epoch(config: Experiment, tokenizer: Tokenizer) -> dict[str, float]:
     """Returns what the file holds as rows, and how fast the host alone makes them, in one pass."""
     start = time.perf_counter()
     counts = [
         (1, int(np.sum(rows.weight > 0)), int(yardsticks.real_tokens(rows).sum()), yardsticks.visible_pairs(rows))
-        for rows, _ in batches_of(config, config.data.train, layout, once=True)
+        for rows in own_batches(config, config.data.train, make_mesh(config.mesh), tokenizer, once=True)
     ]
     seconds = time.perf_counter() - start
     rows, labels, tokens, pairs = (sum(column) for column in zip(*counts, strict=True))
@@ -131,7 +131,7 @@ def main() -> None:
         train = pathlib.Path(folder) / "trees.jsonl"
         write_records(train, records)
         config = override(experiment(train, args.tokens), args.set)
-        whole = epoch(config, native_layout(load_tokenizer(config.tokenizer)))
+        whole = epoch(config, load_tokenizer(config.tokenizer))
         ours = TrainSpeed(config, whole["rated_completions"] / whole["rows"])
         policies = remats(config, args.remat_layers, args.rounds) if args.remat_layers else []
 

@@ -307,15 +307,14 @@ def data_digests(places: Mapping[str, Place]) -> dict[str, str]:
             return digest(place.contents())
         return {str(file.relative_to(place)): file.stat().st_size for file in place.files()}
 
-    found = multihost.first(lambda: {name: listed(place) for name, place in places.items() if place.exists()})
-    files = [(name, *file) for name, of in found.items() if isinstance(of, dict) for file in of.items()]
-    sums = multihost.spread(
-        lambda part: [sha256_of(places[name] / file) for name, file, _ in part], files, [size for *_, size in files]
+    found: dict[str, Any] = multihost.first(
+        lambda: {name: listed(place) for name, place in places.items() if place.exists()}
     )
-    contents = {name: [] for name, of in found.items() if isinstance(of, dict)}
-    for (name, file, _), checksum in zip(files, sums, strict=True):
-        contents[name].append([file, checksum])
-    return found | {name: digest(of) for name, of in contents.items()}
+    files = [(name, *file) for name, of in found.items() if isinstance(of, dict) for file in of.items()]
+    hashed = lambda part: [sha256_of(places[name] / file) for name, file, _ in part]  # noqa: E731
+    for (name, file, _), checksum in zip(files, multihost.spread(hashed, files, [x[2] for x in files]), strict=True):
+        found[name][file] = checksum
+    return {name: digest(list(map(list, of.items()))) if isinstance(of, dict) else of for name, of in found.items()}
 
 
 def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:

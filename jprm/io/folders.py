@@ -222,9 +222,7 @@ class FolderLock:
 
     def __init__(self, workdir: Place):
         self.path: Any = workdir / FILE
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id")  # differs between machines and changes on restart
-        id = boot.read_text().strip() if boot.exists() else platform.node()
-        self._me = {"host": platform.node(), "boot": id, "space": "", "pid": os.getpid()}
+        self._me = {"host": platform.node(), "boot": _boot(), "space": "", "pid": os.getpid()}
         if os.path.exists(namespace := "/proc/self/ns/pid"):  # in another container the same ids are other processes
             self._me["space"] = os.readlink(namespace)
         self._me["nonce"] = secrets.token_hex(8)
@@ -280,7 +278,10 @@ class FolderLock:
         if gone is False:
             raise self._refusal(holder)
         if gone is None:
-            if self._watched(holder):
+            if self._missed >= 0 and holder != self._seen:  # it beats
+                raise self._refusal(holder)
+            self._seen, self._missed = holder, self._missed + 1
+            if self._missed < MISSED:
                 time.sleep(BEAT)
                 return False
             print(f"{self.path}: {holder.get('host')} gave no sign of life for {MISSED * BEAT:g} s: taking over")
@@ -295,13 +296,6 @@ class FolderLock:
         if holder.get("space") == self._me["space"] and not _alive(holder.get("pid")):
             return True  # although a child of it may hold the lock
         return locked
-
-    def _watched(self, holder: dict[str, Any]) -> bool:
-        """Counts a missing beat; returns whether to keep waiting. Raises ValueError if the holder beats."""
-        if self._missed >= 0 and holder != self._seen:
-            raise self._refusal(holder)
-        self._seen, self._missed = holder, self._missed + 1
-        return self._missed < MISSED
 
     def _refusal(self, holder: dict[str, Any]) -> ValueError:
         who = f"process {holder.get('pid')} on {holder.get('host')}" if holder else "one that just begins"
@@ -446,3 +440,9 @@ def _alive(pid: Any) -> bool:
     except (OSError, TypeError, ValueError, OverflowError):
         return False
     return True
+
+
+def _boot() -> str:
+    """Returns an id that differs between machines and changes on restart."""
+    path = pathlib.Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else platform.node()

@@ -190,7 +190,12 @@ def merge(
                 raise
             finish(file, output, request)
     written, refused = sum(map(_count, paths)), sum(_count(_beside(path, ".rejects")) for path in paths)
-    merged = Merged(output, len(paths), written, refused, *_totals(manifests))
+    counts = collections.Counter()
+    for manifest in manifests:
+        counts.update({key: value for key, value in manifest["counts"].items() if isinstance(value, int | float)})
+    seconds = [float(manifest.get("seconds", 0.0)) for manifest in manifests]
+    devices = collections.Counter(str(manifest.get("devices", "unknown")) for manifest in manifests)
+    merged = Merged(output, len(paths), written, refused, dict(counts), sum(seconds), max(seconds), dict(devices))
     fields = {key: value for key, value in dataclasses.asdict(merged).items() if key != "path"}
     write_json(_beside(output, ".manifest.json"), {"version": MANIFEST_VERSION, **fields})
     return merged
@@ -323,13 +328,3 @@ def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]])
                 " and run its command again"
             )
     return whole.get("request", {})
-
-
-def _totals(manifests: Sequence[Mapping[str, Any]]) -> tuple[dict[str, float], float, float, dict[str, int]]:
-    """Sums the shards' counts and costs; the last fields in `Merged`."""
-    counts = collections.Counter()
-    for manifest in manifests:
-        counts.update({key: value for key, value in manifest["counts"].items() if isinstance(value, int | float)})
-    seconds = [float(manifest.get("seconds", 0.0)) for manifest in manifests]
-    devices = collections.Counter(str(manifest.get("devices", "unknown")) for manifest in manifests)
-    return dict(counts), sum(seconds), max(seconds), dict(devices)

@@ -43,10 +43,7 @@ from jprm.tree import ReasoningTree, tree_of
 def own_batches(
     experiment: Experiment, files: Sequence[str], mesh: Mesh, tokenizer: Tokenizer, *, once: bool = False
 ) -> Streams:
-    """Returns batches shaped (A, B, ...): shuffled and endless, or with `once` in file order.
-
-    This process tokenises and packs only its own devices' rows.
-    """
+    """Returns this process's rows of batches (A, B, ...): shuffled and endless, or with `once` in file order."""
     config, layout = experiment.data, native_layout(tokenizer)
     sources = _sources(experiment, files, layout)  # once for all streams, which some processes have more of
     count = max(1, config.streams)
@@ -54,13 +51,6 @@ def own_batches(
     streams = {k: _batches(experiment, sources, once=once, stream=(k, count)) for k in of_mesh}
     blank = empty_rows(config.rows // count, config.tokens, config.slots, config.extras) if once else None
     return Streams(streams, count, config.micro_rows, blank)
-
-
-def batches_of(
-    experiment: Experiment, files: Sequence[str], layout: Layout, *, once: bool = False
-) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
-    """Returns batches with `data.rows` rows and packing counts, all from this process."""
-    return _batches(experiment, _sources(experiment, files, layout), once=once)
 
 
 def _batches(

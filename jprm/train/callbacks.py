@@ -193,7 +193,8 @@ class Log:
             self.lines.flush()
 
     def _means(self, total: Metrics, newest: Metrics, seconds: float) -> dict[str, float | None]:
-        times = self._times
+        times, least = self._times, self._least_seconds
+        filled = float(total.tokens) / (self.steps * self._cells)  # if rows hold trees, `mfu` is an upper bound
         return {
             **total.means(),
             "learning_rate": float(newest.learning_rate),
@@ -203,16 +204,9 @@ class Log:
             "tokens_per_second": float(total.tokens) / seconds,
             "seconds": seconds,
             **{f"step_seconds_{x}": float(np.percentile(times, p)) for x, p in PERCENTILES.items() if times},
-            **self._utilisation(float(total.tokens)),
+            **({"mfu": filled * least / float(np.mean(times))} if least is not None and times else {}),
             **self.goodput.fractions(),
         }
-
-    def _utilisation(self, tokens: float) -> dict[str, float]:
-        """Returns `mfu`: model FLOPs for real tokens over the devices' peak; an upper bound if rows hold trees."""
-        if self._least_seconds is None or not self._times:
-            return {}
-        filled = tokens / (self.steps * self._cells)
-        return {"mfu": filled * self._least_seconds / float(np.mean(self._times))}
 
 
 # ------------------------------------------------------------------------------------------------------------- trackers

@@ -21,8 +21,8 @@ from jprm.model import parameters, transformer
 from jprm.model.mesh import MESH_AXES, make_mesh
 from jprm.model.parameters import LoraConfig, join
 from jprm.objectives import find
-from jprm.tokenizer import load_tokenizer, native_layout
-from jprm.train.batches import batches_of, micro_batches, unstacked
+from jprm.tokenizer import load_tokenizer
+from jprm.train.batches import own_batches, unstacked
 from jprm.train.state import initial_state
 
 LORA = LoraConfig(rank=3, alpha=6.0)
@@ -148,8 +148,8 @@ def test_scores_are_the_merged_models(run):
         np.testing.assert_allclose(prm.params["decoder"]["layers_1"]["down"][0], wanted, atol=1e-6)
         # The loop judged the merged model too, with rows of another length.
         result = json.loads((folder / "result.json").read_text())
-        batches = batches_of(trained, trained.data.valid, native_layout(load_tokenizer(folder)), once=True)
-        micro = (rows for batch, _ in batches for rows in unstacked(micro_batches(batch, trained.data.micro_rows)))
+        batches = own_batches(trained, trained.data.valid, prm.mesh, load_tokenizer(folder), once=True)
+        micro = (rows for batch in batches for rows in unstacked(batch))
         with jax.set_mesh(prm.mesh):
             values = training.measured(find("cross_entropy"), {"model": prm.params}, micro, trained.task)
         assert values["auroc"] == result["valid_auroc"]

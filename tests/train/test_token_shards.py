@@ -41,7 +41,7 @@ from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.token_tree import TokenTree, token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train import Trainer
-from jprm.train.batches import Streams, _batches, _mixed, _sources, batches_of, own_batches, tokens_of
+from jprm.train.batches import Streams, _batches, _mixed, _sources, own_batches, tokens_of
 from jprm.tree import tree_of
 
 
@@ -296,8 +296,8 @@ def test_training_takes_shards_and_another_experiment_is_refused(world):
     outcomes = experiment_on(experiment, folder / "tokens", supervise="outcome")
     refused(ValueError, "supervise", own_batches, outcomes, outcomes.data.train, mesh, tokenizer)
     both = experiment_on(plain, folder / "tokens", folder / "train.jsonl")
-    refused(ValueError, r"train\.jsonl|tokens", batches_of, both, (str(folder / "tokens"), "x"), layout_of(plain))
-    assert list(batches_of(experiment, [str(folder / "more")], layout_of(plain), once=True))
+    refused(ValueError, r"train\.jsonl|tokens", _sources, both, (str(folder / "tokens"), "x"), layout_of(plain))
+    assert list(_batches(experiment, _sources(experiment, [str(folder / "more")], layout_of(plain)), once=True))
     base = dict(train=("a", "b"), supervise="step", too_long="error")
     for changes in (dict(mixture=(1.0,)), dict(cache_gb=0.0)):
         refused(ValueError, rf"data\.{min(changes)}", DataConfig, **base, **changes)
@@ -381,7 +381,7 @@ def batches(files, layout, cache, count=1, **options):
     experiment = tiny.experiment(Path(files[0]).parent)
     config = dataclasses.replace(experiment.data, cache=str(cache), **options)
     experiment = dataclasses.replace(experiment, data=config)
-    batches = iter(batches_of(experiment, files, layout))
+    batches = iter(_batches(experiment, _sources(experiment, files, layout)))
     return batches, [next(batches) for _ in range(count)]
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +114,7 @@ def _experts(x_BTD, weight_BTP, expert_BTP, gate_EDF, up_EDF, down_EFD, *bias, c
         return jax.lax.psum_scatter(y_MD, "expert", tiled=True)
 
     arrays = x_ND, weight_NP, expert_NP, (gate_EDF, up_EDF, down_EFD, *bias)
-    y_ND: Array = jax.checkpoint(exchanged)(*arrays) if split.get("expert", 1) > 1 else _own_experts(*arrays, config)
+    y_ND: Any = jax.checkpoint(exchanged)(*arrays) if split.get("expert", 1) > 1 else _own_experts(*arrays, config)
     return (jax.lax.psum(y_ND, "tensor") if "tensor" in split else y_ND).reshape(B, T, D)
 
 
