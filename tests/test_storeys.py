@@ -31,8 +31,8 @@ FLOORS = (
 )
 """The floors of `jprm/methods`, from the ground up. A package imports only packages on lower floors."""
 
-DOORS = ("__main__", "clients")
-"""Files in `jprm` itself that belong to the apps: what users start, and what machines without jax import."""
+DOORS = ("__main__", "clients", "testing")
+"""Files in `jprm` itself that belong to the apps: users start them or import them, and no other file does."""
 
 TRAINING_ONLY = {"optax", "tensorflow_datasets", "grain", "sympy", "math_verify"}
 

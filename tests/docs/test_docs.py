@@ -170,7 +170,7 @@ DISTRIBUTION = {"absl": "absl-py", "orbax": "orbax-checkpoint", "yaml": "pyyaml"
 """Where a module has another name than the distribution that brings it."""
 
 
-TRAINING = {"data", "jsonl", "optimizers", "objectives", "train", "rl", "plan", "trackers"}
+TRAINING = {"data", "jsonl", "optimizers", "objectives", "train", "rl", "plan", "testing", "trackers"}
 """The units that may need the extra `train`; commands that call them say so when it is absent."""
 
 SERVING = {"web", "serve", "annotate"}
