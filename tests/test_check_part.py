@@ -35,6 +35,7 @@ REGISTERED = {
     "attention, dense": of(),
     "deltanet": of(HYBRID),
     "experts": of(MIXED, attention="reference"),
+    "sinks": of(mixers=("sinks",)),
     "muon": of(optimizer="muon"),
     **{name: of_case(case) for name, case in CASES.items()},
 }
@@ -55,7 +56,7 @@ def tokenised(name):
 def test_every_registered_part_is_in_the_table():
     heads, objectives = ({getattr(case, field) for case in CASES.values()} for field in ("head", "objective"))
     assert set(HEADS) <= heads and set(OBJECTIVES) <= objectives
-    assert set(KINDS) == {"attention", "dense", "deltanet", "experts"}
+    assert set(KINDS) == {"attention", "dense", "deltanet", "experts", "sinks"}
 
 
 @pytest.mark.slow

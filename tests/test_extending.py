@@ -3,6 +3,8 @@
 import dataclasses
 import importlib
 import json
+import re
+import shlex
 import sys
 
 import numpy as np
@@ -16,13 +18,14 @@ from tiny_rl import save_run
 from tiny_run import MODEL, save_tokenizer
 
 import jprm
-from jprm import options
+from jprm import options, testing
 from jprm.experiment import ObjectiveConfig, TargetConfig
 from jprm.methods.decoding.cache import LiveTrees
 from jprm.rows import empty_rows
 from jprm.tree import read_records
 
 BLOCKS = blocks("docs/extending.md")
+CHECK = r"^python -m jprm\.testing (?:.*\\\n)*.*\n"
 
 
 def said(number, body):
@@ -50,15 +53,19 @@ def test_every_block_runs(folder, monkeypatch):
     named = ("graded", "focal", "probit", "look_back", "greedy", "confidence", "credited")
     assert {name for name, _, _ in BLOCKS} > {f"{name}.py" for name in named}
     shell = Shell(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     for name, language, block in BLOCKS:
         if name:
             (folder / name).write_text(block)
         else:
             assert language == "sh"
-            shell.run(block)
+            for check in re.findall(CHECK, block, re.MULTILINE):  # the quick ones, in this process
+                arguments = shlex.split(check.replace("\\\n", ""))[3:]
+                quick = [] if "--only" in arguments else ["--only", "packed", "split", "live"]
+                assert testing.main(arguments + quick) == 0
+            shell.run(re.sub(CHECK, "", block, flags=re.MULTILINE))
 
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
     for name, labels in {"graded": [[1, 1], [1, 0]], "strict": [[1, 1], [0, 0]]}.items():
         assert [chain["labels"] for chain in jprm.data.load(folder / f"data/{name}")] == labels
 

@@ -1,6 +1,7 @@
 """`model.steps`: a layer between decoder and head, through which training, scores, search and server all go."""
 
 import dataclasses
+import pathlib
 
 import flax.linen as nn
 import jax
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 from refusing import refused
 from test_live import CLOSE, make, word
-from tiny import TINY, filled, packed_trees, path, random_tree
-from tiny_run import chains, experiment, lines, make_data, one_device, training
+from tiny import TINY, filled, packed_trees, random_tree
+from tiny_run import MODEL, chains, experiment, lines, make_data, one_device, training
 
 import jprm
 from jprm.experiment import TargetConfig, from_json, to_json
@@ -19,9 +20,10 @@ from jprm.methods.export.export import export
 from jprm.methods.layers.head_init import labelled_steps
 from jprm.methods.search.lockstep import Rescorer
 from jprm.model.config import ModelConfig, step_layer
-from jprm.model.mesh import MeshConfig, make_mesh
+from jprm.model.mesh import make_mesh
 from jprm.model.parameters import LoraConfig
 from jprm.rows import at_slots
+from jprm.testing import check_part
 from jprm.train.batches import check_supervision
 from jprm.train.state import initial_state
 from jprm.tree import tree_of
@@ -73,20 +75,9 @@ def test_scores_are_equal_through_score_search_and_server(prm):
     assert abs(without[0] - scores[0]) < 1e-4 and np.abs(without - scores)[1:].max() > 1e-2
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2)])
-def test_trees_are_scored_as_their_chains(sizes):
-    prm = make(make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))]), steps=STEPS)
-    tree = random_tree(1, 12)
-    (scores,) = prm.score_trees([tree])
-    cached = PrefixCache(prm, 256).outputs_of(tree, "me")[0]["score"]
-    np.testing.assert_allclose(cached, scores, **CLOSE)
-    trees, handles = LiveTrees(prm), {}
-    (handles[-1],) = trees.open([tree.problem])
-    for i, node in enumerate(tree.nodes):
-        steps = [tree.nodes[j].text for j in path(tree, i)]
-        assert prm.score(tree.problem, steps)[-1] == pytest.approx(scores[i], abs=1e-4)
-        (handles[i],), score = trees.extend([handles[node.parent]], [node.text])
-        assert score[0] == pytest.approx(scores[i], abs=1e-4)
+def test_a_step_layer_is_the_same_packed_alone_split_live_cached_and_on_four_devices():
+    run = experiment(pathlib.Path("data"), model=dataclasses.replace(MODEL, steps=STEPS))
+    check_part(run, only=("packed", "split", "devices", "scored", "live", "cached"))
 
 
 def test_the_heads_first_fit_reads_what_the_head_reads(prm):

@@ -4,8 +4,6 @@ To try an objective of your own, add a `Case`.
 """
 
 import dataclasses
-import functools
-import itertools
 import pathlib
 import re
 import shutil
@@ -17,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from refusing import refused
-from tiny import Characters, chain_ids, filled, init, placed, random_tree, with_nodes
+from tiny import Characters, chain_ids
 from tiny_run import MODEL, VALUE, assert_same_run, equal, experiment, lines, make_data, one_device, pool_of, training
 from tiny_run import chains as rated_chains
 
@@ -29,14 +27,14 @@ from jprm.io.jsonl import write_records
 from jprm.methods.implicit import Implicit
 from jprm.methods.label.jobs import label_reference
 from jprm.methods.rl.samples import Rollout, group_tree
-from jprm.model.mesh import MeshConfig, make_mesh, put_rows
+from jprm.model.mesh import put_rows
 from jprm.model.parameters import Int8
 from jprm.model.transformer import step_logits
-from jprm.objectives import Mean, summed
+from jprm.objectives import Mean
 from jprm.pack import pack, token_tree
-from jprm.rows import empty_rows
+from jprm.testing import examine
 from jprm.token_tree import TokenTree
-from jprm.tree import Node, ReasoningTree, chains_of, tree_of
+from jprm.tree import ReasoningTree, chains_of, tree_of
 
 FILE = pathlib.Path(__file__).with_name("pairwise.py")
 
@@ -64,12 +62,6 @@ def sampled(tree):
     return group_tree(tree.problem, prompt, samples, advantage)
 
 
-def with_kinds(tree):
-    """The tree with two numbers at its steps, of which some have none."""
-    kinds = lambda i, _: {"extra": {"sum": float(i % 3 == 0)} | ({"unit": float(i % 2)} if i != 2 else {})}  # noqa: E731
-    return token_tree(with_nodes(tree, kinds), Characters(end=1), extras=("sum", "unit"))
-
-
 def pull(params, rows, config):
     """The squared distance from the reference's logits: the least that looks at a second model."""
     far_BSC = step_logits(params["model"], config.model, rows) - step_logits(params["reference"], config.model, rows)
@@ -90,8 +82,8 @@ CASES = {
     "next_token": Case("next_token", "language", TOKEN, "token"),
     "likelihood": Case("likelihood", "quantile"),
     "policy_gradient": Case("policy_gradient", "language", TOKEN, "token", reference=True, tokenised=sampled),
-    "named_outputs": Case("named_outputs", "sigmoid=right,sum,unit", tokenised=with_kinds, extras=("sum", "unit")),
-    "softmax": Case("named_outputs", "softmax=right,sum,unit", tokenised=with_kinds, extras=("sum", "unit")),
+    "named_outputs": Case("named_outputs", "sigmoid=right,sum,unit", extras=("sum", "unit")),
+    "softmax": Case("named_outputs", "softmax=right,sum,unit", extras=("sum", "unit")),
     "bradley_terry": Case("bradley_terry", "scalar"),
     "pqm": Case("pqm", "scalar"),
     "td_lambda": Case("td_lambda", "ensemble", VALUE, "outcome"),
@@ -102,88 +94,21 @@ CASES = {
 }
 
 
+SEPARATED = {"dpo", "pairwise"}
+"""Cases that compare steps or chains of a problem, whose pairs are lost where rows separate them."""
+
+
 def test_every_registered_objective_is_tried():
     assert set(objectives.OBJECTIVES) <= set(CASES)
 
 
-def model(case, seed=0):
-    """The case's model, with parameters of which none is zero."""
-    config = dataclasses.replace(MODEL, head=case.head, layers=1, layer_groups=(1,))
-    rng = np.random.default_rng(seed)
-    like = jax.eval_shape(lambda: init(config, jax.random.key(0)))
-    return config, jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) * 0.3 + 0.1, like)
-
-
-def packed(trees, case):
-    tokenised = case.tokenised or (lambda tree: token_tree(tree, Characters(end=1), case.supervise))
-    return pack(list(map(tokenised, trees)), 128, 128, too_long="error").rows
-
-
-@pytest.fixture(params=CASES)
-def case(request):
-    return CASES[request.param]
-
-
-@functools.cache
-def value_of(case):
-    """A function of rows: the loss, the count, the summed metrics and the gradient, compiled once a shape."""
-    config, inner = model(case)
-    task = ObjectiveConfig(config, case.target, reference=case.reference, supervise=case.supervise, extras=case.extras)
-    both = {"model": inner} | ({"reference": model(case, 1)[1]} if case.reference else {})
-    objective = objectives.find(case.objective, dict(case.options))
-    objectives.check(objective, task)
-
-    @jax.jit
-    def evaluate(both, rows):
-        def loss(inner):
-            total, count, metrics = objective({**both, "model": inner}, rows, task)
-            return total, (count, summed(metrics))
-
-        (total, (count, metrics)), gradient = jax.value_and_grad(loss, has_aux=True)(both["model"])
-        return total, count, metrics, gradient
-
-    return evaluate, both
-
-
-def close(actual, wanted):
-    """Float32 sums of a hundred terms, in another order."""
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), actual, wanted)
-
-
-def finished(tree):
-    """The tree with the outcome of each chain: correct and incorrect in turns."""
-    inner, ends = {node.parent for node in tree.nodes}, itertools.cycle([True, False])
-    return with_nodes(tree, lambda i, _: {} if i in inner else {"correct": next(ends)})
-
-
-ALTERNATIVES = (Node(-1, "good", 1.0), Node(-1, "worse", -1.0), Node(0, "so", 0.0), Node(0, "and", -1.0))
-TREES = [finished(tree) for tree in (ReasoningTree("p", ALTERNATIVES), random_tree(1, 6), random_tree(2, 5))]
-
-
-def test_packed_is_alone_padding_is_inert_and_gradients_are_finite(case):
-    (evaluate, both), rows = value_of(case), filled(packed(TREES, case), 4)
-    together = evaluate(both, rows)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(together))
-    assert float(together[1]) > 0 and any(np.any(x) for x in jax.tree.leaves(together[3]))
-    alone = [evaluate(both, filled(packed([tree], case), 4)) for tree in TREES]
-    close(together, jax.tree.map(lambda *parts: sum(parts), *alone))
-    nothing = evaluate(both, empty_rows(4, 128, 128, tuple(rows.extras)))
-    assert not any(np.any(x) for x in jax.tree.leaves((nothing[0], nothing[1], nothing[3])))
-    # What unused slots and padding tokens hold does not matter.
-    unused, padding = rows.tree < 0, (rows.until == np.arange(128) + 1) & (rows.position == 0)
-    other = dataclasses.replace(
-        rows, label=np.where(unused, 0.0, rows.label).astype(np.float32), tokens=np.where(padding, 7, rows.tokens)
-    )
-    close(evaluate(both, other), together)
-
-
-def test_sharded_is_one_device(case):
-    evaluate, both = value_of(case)
-    rows = filled(packed(TREES, case), 4)
-    wanted = evaluate(both, rows)
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    with jax.set_mesh(mesh):
-        close(jax.tree.map(np.asarray, evaluate(placed(both, mesh), put_rows(rows, mesh))), wanted)
+@pytest.mark.parametrize("name", CASES)
+def test_an_objective_is_the_same_packed_alone_split_and_on_four_devices(name):
+    """With inert padding and finite gradients."""
+    checks, case = ("packed", "devices", "gradients", "chains", "split"), CASES[name]
+    report = examine(experiment_of(case, pathlib.Path("data"), layers=1), tokenise=case.tokenised, only=checks)
+    print(report)
+    assert [row.check for row in report.rows if row.wrong] == (["chains", "split"] if name in SEPARATED else [])
 
 
 def run_of(case, folder, **changes):
@@ -193,10 +118,15 @@ def run_of(case, folder, **changes):
         if case.supervise == "outcome":
             for name, seed in (("train", 0), ("valid", 1)):
                 write_records(data / f"{name}.jsonl", [pool_of(rated_chains(4, seed=10 * i + seed)) for i in range(8)])
+    return experiment_of(case, data, **changes)
+
+
+def experiment_of(case, data, layers=2, **changes):
     values = dict(
-        model=dataclasses.replace(MODEL, head=case.head), target=case.target, objective=case.objective,
-        supervise=case.supervise, steps=4, log_every=1, checkpoint_every=2, objective_options=dict(case.options),
-        reference=str(folder.with_name("base")) if case.reference else "",
+        model=dataclasses.replace(MODEL, head=case.head, layers=layers, layer_groups=(layers,)), target=case.target,
+        objective=case.objective, supervise=case.supervise, steps=4, log_every=1, checkpoint_every=2,
+        objective_options=dict(case.options), extras=case.extras,
+        reference=str(data.with_name("base")) if case.reference else "",
         reference_dtype="int8" if case.objective == "implicit" else "float32",
     )  # fmt: skip
     if case.supervise == "token":

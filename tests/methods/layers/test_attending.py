@@ -1,6 +1,7 @@
-"""Attention by one's own rule: packed, alone, live, cached, sampled. Rules that are not declared are refused."""
+"""Attention by one's own rule: the same wherever it is computed. Rules that are not declared are refused."""
 
 import dataclasses
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -8,20 +9,19 @@ import numpy as np
 import pytest
 from refusing import refused
 from test_live import CLOSE, make
-from tiny import TINY, params, placed
+from tiny import TINY, params, random_tree
+from tiny_run import MODEL, experiment
 
 from jprm.checkpoints import base
-from jprm.methods.decoding import cache, decode
-from jprm.methods.decoding.cache import LiveTrees, PrefixCache
+from jprm.methods.decoding import decode
 from jprm.methods.formats.writing import _family
 from jprm.methods.layers.attending import attention_by, logits
 from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
 from jprm.model.config import ExpertsConfig
 from jprm.model.layers import Weight
-from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.transformer import ATTENTION, hidden
 from jprm.rows import empty_rows
-from jprm.tree import Node, ReasoningTree
+from jprm.testing import check_part
 
 
 def softmax(q, k, v, seen, behind, w, config):
@@ -75,24 +75,6 @@ def named(name):
     return f"{__name__}:{name}"
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    for name, value in {"SLOTS": 16, "TOKENS": 64, "SHORTEST_STEP": 8, "SHORTEST_PATH": 32}.items():
-        monkeypatch.setattr(cache, name, value)
-
-
-def trees(count):
-    rng = np.random.default_rng(0)
-    word = lambda: "".join(rng.choice(list("abc"), 4))  # noqa: E731
-    return [
-        ReasoningTree(word(), tuple(Node(int(rng.integers(-1, i)), word()) for i in range(6))) for _ in range(count)
-    ]
-
-
-def path(tree, node):
-    return [*path(tree, tree.nodes[node].parent), node] if node >= 0 else []
-
-
 GPT_OSS = dict(
     mlps=("experts",), experts=ExpertsConfig(4, 2, 16, clamp=0.5), qkv_bias=True, out_bias=True, windows=(16, 0)
 )
@@ -103,25 +85,16 @@ GPT_OSS = dict(
     [((name,), {}) for name in RULES] + [(("attention", "SINKS"), {}), (("sinks",), GPT_OSS)],
     ids=[*RULES, "both", "gpt-oss"],
 )
-def test_a_rule_scores_alike_packed_alone_live_and_from_the_prefix_cache(mixers, more):
-    prm = make(mixers=tuple(named(name) if name in RULES else name for name in mixers), **more)
-    grown = trees(2)
-    for tree, score_N in zip(grown, prm.score_trees(grown), strict=True):
-        alone = [prm.score(tree.problem, [tree.nodes[j].text for j in path(tree, i)])[-1] for i in range(6)]
-        np.testing.assert_allclose(score_N, alone, **CLOSE)
-        live, handles = LiveTrees(prm), {}
-        handles[-1] = live.open([tree.problem])[0]
-        for i, node in enumerate(tree.nodes):
-            (handles[i],), (score,) = live.extend([handles[node.parent]], [node.text])
-            np.testing.assert_allclose(score, score_N[i], **CLOSE)
-        kept = PrefixCache(prm, 512)
-        for _ in range(2):  # filled, then read
-            np.testing.assert_allclose(kept.outputs_of(tree, "me")[0]["score"], score_N, **CLOSE)
+def test_a_rule_is_the_same_packed_alone_live_cached_and_on_four_devices(mixers, more):
+    mixers = tuple(named(name) if name in RULES else name for name in mixers)
+    run = experiment(pathlib.Path("data"), model=dataclasses.replace(MODEL, mixers=mixers, **more))
+    every = ("packed", "devices") if mixers == (named("SINKS"),) else ()
+    check_part(run, only=("scored", "live", "cached", *every))
 
 
 def test_a_rule_that_is_the_softmax_scores_as_attention():
-    grown = trees(2)
-    for ours, theirs in zip(make(mixers=(named("SAME"),)).score_trees(grown), make().score_trees(grown), strict=True):
+    trees = [random_tree(seed, 6) for seed in range(2)]
+    for ours, theirs in zip(make(mixers=(named("SAME"),)).score_trees(trees), make().score_trees(trees), strict=True):
         np.testing.assert_allclose(ours, theirs, **CLOSE)
 
 
@@ -136,21 +109,6 @@ def test_a_rule_decodes_token_by_token_and_in_windows():
         x, kept = decode.forward(weights, config, tokens[:, t : t + 1], position[:, t : t + 1], None, kept, t)
         out.append(x)
     np.testing.assert_allclose(np.concatenate(out, axis=1), expected, atol=1e-5)
-
-
-def test_a_rule_has_the_gradient_on_four_devices_that_it_has_on_one():
-    config = dataclasses.replace(TINY, mixers=(named("SINKS"),), attention="reference")
-    weights, tokens = params(config), np.random.default_rng(1).integers(3, config.vocab_size, (4, 16)).astype(np.int32)
-    position = np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape)
-    rows = dataclasses.replace(empty_rows(4, 16, 1), tokens=tokens, position=position, until=np.full_like(tokens, 16))
-    gradients = []
-    for mesh in (MeshConfig(), MeshConfig(fsdp=2, tensor=2)):
-        grid = make_mesh(mesh, jax.devices()[: 1 if mesh == MeshConfig() else 4])
-        with jax.set_mesh(grid):
-            gradient = jax.grad(lambda p, rows: jnp.sum(hidden(p, config, rows) ** 3))
-            gradients.append(jax.tree.map(np.asarray, jax.jit(gradient)(placed(weights, grid), put_rows(rows, grid))))
-    assert np.abs(gradients[0]["decoder"]["layers_0"]["sink"]).max() > 1e-3
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), *gradients)
 
 
 def test_a_rule_that_is_not_declared_is_refused_where_the_softmax_is_computed():

@@ -2,23 +2,22 @@
 
 import dataclasses
 import functools
+import pathlib
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax.traverse_util import flatten_dict
 from refusing import refused
 from test_gguf import write
-from tiny import TINY, Letters, chain_ids, chain_rows, filled, hidden, logits, packed_trees, params, path, random_tree
+from tiny import TINY, Letters, chain_ids, chain_rows, hidden, logits, packed_trees, params, random_tree
 from tiny_run import MODEL, experiment, make_data, one_device, training
 
 import jprm
 from jprm.checkpoints import base
 from jprm.experiment import ObjectiveConfig, TargetConfig, override
-from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.formats.writing import decoder_tensors
 from jprm.methods.layers import deltanet, experts
 from jprm.model import parameters, transformer
@@ -27,8 +26,7 @@ from jprm.model.mesh import MeshConfig, check_mesh, make_mesh, put_rows, spec
 from jprm.model.parameters import LoraConfig, held_decoder
 from jprm.model.transformer import axes_of, check_model
 from jprm.objectives import balance, cross_entropy
-from jprm.rows import empty_rows
-from jprm.score.scorer import PRM
+from jprm.testing import check_part
 from jprm.train import state as training_state
 from jprm.train.state import initial_state
 
@@ -39,13 +37,6 @@ HYBRID = dataclasses.replace(
 """Two deltanet layers before every one of attention, and one left over."""
 
 TREES = [random_tree(seed, nodes=10) for seed in range(3)]
-
-
-@jax.jit
-def sum_and_gradient(p, rows, weight_BS):
-    """Of bent logits. All tests give it four rows of 64 tokens and 32 slots: one program for each mesh."""
-    loss = lambda p: jnp.sum(jnp.sin(transformer.step_logits(p, HYBRID, rows)) * weight_BS[..., None])  # noqa: E731
-    return jax.value_and_grad(loss)(p)
 
 
 @pytest.fixture(scope="module")
@@ -149,56 +140,16 @@ def test_trees_are_chains_alone_and_padding_and_siblings_are_inert(rows):
         assert (moved > 1e-4) == sees and (sees or moved == 0)
 
 
-def test_gradients_of_trees_are_those_of_their_chains():
-    """Every leaf's chain alone, with a step's weight shared among the chains through it."""
-    tree = random_tree(10, nodes=9)
-    packed = filled(packed_trees([tree]).rows, 4)
-    inner = {node.parent for node in tree.nodes}
-    leaves = [i for i in range(len(tree.nodes)) if i not in inner]
-    through = [sum(i in path(tree, leaf) for leaf in leaves) for i in range(len(tree.nodes))]
-    alone = empty_rows(4, 64, 32)
-    chains = chain_rows([chain_ids(tree, leaf, Letters()) for leaf in leaves], 64, 4)
-    weight = np.zeros_like(alone.weight)
-    for row, leaf in enumerate(leaves):
-        for s, node in enumerate(path(tree, leaf)):
-            alone.step_end[row, s] = len(chain_ids(tree, node, Letters())) - 1
-            weight[row, s] = 1 / through[node]
-    alone = dataclasses.replace(alone, tokens=chains.tokens, position=chains.position, until=chains.until)
-    # Sums of float32 over other tokens, in another order: gradients are as large as 840, and differ by 1.3e-4 at most.
-    packed_sums, alone_sums = (
-        sum_and_gradient(params(HYBRID), *args) for args in ((packed, packed.owned), (alone, weight))
-    )
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-4, rtol=2e-3), packed_sums, alone_sums)
+@pytest.mark.parametrize("kind", ["deltanet", "experts"])
+def test_a_model_is_the_same_packed_alone_live_and_on_four_devices(kind):
+    model = {"deltanet": dataclasses.replace(HYBRID, mixers=("deltanet", "attention")), "experts": MIXED}[kind]
+    model = dataclasses.replace(model, vocab_size=256, layers=2, layer_groups=())
+    check_part(experiment(pathlib.Path("data"), model=model), only=("packed", "chains", "devices", "scored", "live"))
 
 
-def test_a_split_mesh_computes_what_one_device_does(rows):
-    rows = jax.tree.map(lambda x: np.concatenate([x, x[:1]])[:4], rows)
-    wanted = sum_and_gradient(params(HYBRID), rows, rows.owned)
-    mesh = make_mesh(MeshConfig(1, 2, 2), jax.devices()[:4])
-    check_mesh(HYBRID, mesh, 4, 64)
-    with jax.set_mesh(mesh):
-        placed_rows = put_rows(rows, mesh)
-        actual = sum_and_gradient(tiny.placed(params(HYBRID), mesh), placed_rows, placed_rows.owned)
-    # Sums of float32 in another order: gradients are as large as 400, and differ by 2.3e-3 at most.
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=5e-4, rtol=1e-3), actual, wanted)
-    split = make_mesh(MeshConfig(1, 2, 1, 2), jax.devices()[:4])
-    with pytest.raises(ValueError, match="mesh.context=2 would split it"):
-        check_model(dataclasses.replace(HYBRID, attention="blocked"), context=split.shape["context"])
-
-
-def test_live_trees_start_from_their_parents_states():
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    prm = PRM(tiny.placed(params(HYBRID), mesh), HYBRID, Letters(end=(28,)), mesh, "correctness", "tiny", 1)
-    trees = LiveTrees(prm)
-    (root,) = trees.open(["ab"])
-    handles, scores = trees.extend([root, root], ["abc", "b"])
-    trees.release(handles[1:])
-    more, deeper = trees.extend([handles[0], handles[0], root], ["c", "dddddddddddd", "ca"])
-    last, deepest = trees.extend([more[1]], ["e"])
-    chains = [["abc"], ["b"], ["abc", "c"], ["abc", "dddddddddddd"], ["ca"], ["abc", "dddddddddddd", "e"]]
-    wanted = [prm.score("ab", steps)[-1] for steps in chains]
-    np.testing.assert_allclose([*scores, *deeper, *deepest], wanted, atol=1e-5)
-    assert last
+def test_a_row_that_is_split_is_refused():
+    refused(ValueError, "mesh.context=2 would split it", check_model,
+            dataclasses.replace(HYBRID, attention="blocked"), context=2)  # fmt: skip
 
 
 # ---- Mixtures of experts: against a loop over experts, on split meshes, and their sums.
