@@ -77,7 +77,7 @@ class SelectConfig:
     rest: Hidden[float] = 0.1
     disagreement: Hidden[float] = 0.1
     alternatives: int = 0
-    seed: int = 0
+    seed: Hidden[int] = 0
 
     def __post_init__(self):
         parts = (self.convincing, self.rest, self.disagreement)

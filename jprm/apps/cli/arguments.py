@@ -382,34 +382,7 @@ def first_records(path: Any, limit: int, folder: str) -> Place:
     if limit < 1:
         raise ValueError(f"--limit {limit}: must be 1 or more")
     check_input(path)
-    return copied(path, [item for _, item in itertools.islice(read_items(path), limit)], folder)
-
-
-def records_per(path: Any, field: str, folder: str) -> dict[str, Place]:
-    """Copies a file's records into a file for each value of their field; returns the copies by value.
-
-    Raises ValueError, naming the place, if a record lacks the field, or its value is an object or a list.
-    """
-    from jprm.io.jsonl import parse
-    from jprm.methods.data.reader import read_items
-
-    check_input(path)
-    groups: dict[str, list[bytes]] = {}
-    for number, item in read_items(path):
-        where = f"{os.fspath(path)}:{number}"
-        record = parse(item, where)
-        value = record.get(field) if isinstance(record, dict) else None
-        if not isinstance(value, str | int | float):
-            raise ValueError(f"{where}: --per {field}: {field} is {str(value)[:60]!r}, not a text or a number")
-        groups.setdefault(str(value), []).append(item)
-    return {value: copied(path, items, f"{folder}/{i}") for i, (value, items) in enumerate(groups.items())}
-
-
-def copied(path: Any, items: Sequence[bytes], folder: str) -> Place:
-    """Writes items of a file into `folder`, one per line, under the file's name; returns the copy.
-
-    `INPUT.info.json`, the meaning of the scores, is copied too if it exists.
-    """
+    items = [item for _, item in itertools.islice(read_items(path), limit)]
     path, copy = path_of(path), path_of(folder) / f"{path_of(path).stem}.jsonl"
     copy.parent.mkdir(parents=True, exist_ok=True)
     # A line end within an item is white space between its values: JSON escapes those of texts.

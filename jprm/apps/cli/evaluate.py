@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from jprm.apps.cli.arguments import Commands, Count, Folder, check_outputs, first_records, is_required, records_per
+from jprm.apps.cli.arguments import Commands, Count, Folder, check_outputs, first_records, is_required
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS, find
 from jprm.methods.evaluate.options import OPTIONS
@@ -106,28 +106,6 @@ class _Copies:
         return self.copies[place]
 
 
-PER = "per"
-"""Report key: the field of `--per`, and a report for each of its values."""
-
-
-def _groups(options: Any, folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yields, for each value of the field `per`, the options with only its records. Files for fitting stay whole."""
-    copies: dict[str, dict[str, list[Any]]] = {}
-    names = [name for name in FILES if name != "calibrate" and getattr(options, name, None)]
-    for name in names:
-        files = getattr(options, name)
-        for i, file in enumerate(files if isinstance(files, tuple) else (files,)):
-            for value, copy in records_per(file, options.per, f"{folder}/per/{name}/{i}").items():
-                copies.setdefault(value, {}).setdefault(name, []).append(copy)
-    if not copies:
-        raise ValueError(f"--per {options.per}: this benchmark reads no files of records. Leave it out")
-    for i, value in enumerate(sorted(copies)):
-        files = {name: tuple(copies[value].get(name, ())) for name in names}
-        if "input" in files:
-            files["input"] = files["input"][0]
-        yield value, dataclasses.replace(options, to=folder / f"per/{i}.json", per=None, **files)
-
-
 def _command(name: str) -> Callable[[Any], None]:
     """Makes the command of a benchmark: prints its tables and, with --output, writes the report as JSON."""
 
@@ -135,7 +113,6 @@ def _command(name: str) -> Callable[[Any], None]:
         from jprm.io.outputs import write_json
         from jprm.methods.evaluate.blocks import show
         from jprm.methods.evaluate.run import run, trained_on_words, unread_words
-        from jprm.methods.evaluate.scored import ScoreError
 
         check_outputs(options)
         benchmark = find(name)
@@ -146,20 +123,10 @@ def _command(name: str) -> Callable[[Any], None]:
                 copies = _Copies(options.limit, f"{to}.first{options.limit}")
                 files = {name: copies.copy_of(getattr(options, name)) for name in FILES if getattr(options, name, None)}
                 chosen = dataclasses.replace(chosen, **files)
-            report, groups = run(benchmark, chosen), {}
-            for value, group in _groups(chosen, Path(unkept)) if options.per else ():
-                try:
-                    groups[value] = run(benchmark, group)
-                except ScoreError as error:  # a group may be too small, or of one class
-                    groups[value] = {"not_computed": str(error)}
+            report = run(benchmark, chosen)
         if options.to:
-            write_json(options.to, report | ({PER: {"field": options.per, "values": groups}} if groups else {}))
-        for value, shown in {"": report, **groups}.items():
-            heading = [f"{options.per} = {value}"] if value else []
-            if "not_computed" in shown:
-                show([*heading, f"not computed: {shown['not_computed']}"])
-            else:
-                show([*heading, *benchmark.tables(shown), *trained_on_words(shown), *unread_words(shown)])
+            write_json(options.to, report)
+        show([*benchmark.tables(report), *trained_on_words(report), *unread_words(report)])
         if options.to:
             print(f"{options.to}: written")
 

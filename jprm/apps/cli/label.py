@@ -123,7 +123,7 @@ MONTE_CARLO = {
     "trees_at_once": AtOnce,
     "z": Hidden[float],
 }
-PUBLISHED = {"alpha": Hidden[float], "beta": Hidden[float], "length": Hidden[float]}
+PUBLISHED = {"c_puct": Hidden[float], "alpha": Hidden[float], "beta": Hidden[float], "length": Hidden[float]}
 OMEGA = PUBLISHED | {"k": Rollouts, "budget": Count, "problems_at_once": AtOnce}
 CRITIQUE = {"threshold": Number, "trees_at_once": AtOnce}
 label.command(name="mc")(command(label_mc, MonteCarloConfig, RolloutOptions, Divided, UNDIVIDED, **MONTE_CARLO))

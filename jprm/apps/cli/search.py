@@ -237,7 +237,6 @@ def fit(
     pools: Annotated[Positional[tuple[Path, ...]], arg(metavar="POOLS.jsonl ...")],
     output: Folder,
     sources: Annotated[tuple[str, ...], arg(metavar="NAME ...")] = ("arithmetic", "numbers", "form", "pool"),
-    seed: int = 0,
 ) -> None:
     """Fit a verifier to pools of samples with known outcomes, one file per policy.
 
@@ -258,7 +257,6 @@ def fit(
         sources: arithmetic, numbers, form and pool read only text. stored and logprob read step scores and
             log-probabilities in the records. prm=DIR and judge=P.json score with a model. verdicts=python, verdicts=coq
             and tests execute the chain. module:NAME or FILE.py:NAME is your own source.
-        seed: Seed for resampling, which simulates stronger held-out policies.
     """
     from jprm.io.outputs import check_input
     from jprm.methods.evidence import sources as evidence
@@ -266,7 +264,7 @@ def fit(
 
     for path in pools:
         check_input(path)
-    verifier = fit_verifier(pools, sources, out=output, seed=seed, tell=lambda line: print(line, file=sys.stderr))
+    verifier = fit_verifier(pools, sources, out=output, tell=lambda line: print(line, file=sys.stderr))
     names = evidence.names(verifier.sources)
     width = max(map(len, names))
     print(f"{'log odds for each standard deviation':>{width}}")

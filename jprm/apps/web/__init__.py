@@ -30,9 +30,9 @@ class Listen:
 
     host: Annotated[str, FIRST] = "127.0.0.1"
     port: Annotated[int, FIRST] = 8000
-    hosts: tuple[str, ...] = ()
-    root_path: str = ""
-    origins: tuple[str, ...] = ()
+    hosts: Hidden[tuple[str, ...]] = ()
+    root_path: Hidden[str] = ""
+    origins: Hidden[tuple[str, ...]] = ()
     body_bytes: Hidden[int] = 8 * 2**20
     body_seconds: Hidden[float] = 30.0
 

@@ -123,7 +123,7 @@ def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middle
         name = re.sub(r":\d*$", "", headers.get(b"host", b"").decode("latin-1"))
         if any(name == known or known[:1] == "*" and name.endswith(known[1:]) for known in names):
             return None
-        return Refusal(400, f"this server is not called {name!r}: start it with --hosts {name}")
+        return Refusal(400, f"this server is not called {name!r}: start it with --set hosts='[\"{name}\"]'")
 
     def of_key(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Refuses a request without the key; compares in constant time."""

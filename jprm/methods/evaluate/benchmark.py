@@ -39,8 +39,6 @@ class CommandOptions:
     """Report file; scores are kept beside it. If omitted, the tables are printed and no file is kept."""
     limit: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """Only the first N records of each file, to try a command. With --output, OUT.firstN/ gets a copy of them."""
-    per: Annotated[str | None, arg(metavar="FIELD", help_behavior_hint="")] = None
-    """Also the figures of each value of this field of the records, e.g. `subject`. A model scores each group anew."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

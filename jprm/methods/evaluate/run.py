@@ -173,7 +173,7 @@ def model_of(options: Any) -> PRM:
     try:
         return prm.by(options.by or "score")
     except ValueError as error:
-        raise ValueError(f"--by {error}. For figures of each value of a field of the records, use --per") from error
+        raise ValueError(f"--by {error}") from error
 
 
 def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:

@@ -180,7 +180,7 @@ def test_axe_finds_no_violation_on_the_page_of_the_study(browser, tmp_path):
     ("args", "line"),
     [
         ("annotate select --input a.jsonl --output b.jsonl --count 0", "count is 0: it must be at least 1"),
-        ("annotate serve study --gold-fraction 2", "gold_fraction is 2.0: it must be from 0 to 1"),
+        ("annotate serve study --set gold_fraction=2", "gold_fraction is 2.0: it must be from 0 to 1"),
     ],
 )
 def test_options_of_studies_are_refused_in_one_line(args, line, capsys):
