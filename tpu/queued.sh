@@ -141,11 +141,13 @@ for host in \$(gcloud storage ls $WORKDIR/status/); do gcloud storage cat \$host
 
 logs() { first "tail -n ${LINES_OF_LOG:-50} -f jprm/run.log"; }
 
-# Returns when the hosts have saved, GRACE seconds at most: a launch before that would find the old run.
+# Returns when the hosts have saved, GRACE seconds at most: a launch before that would find the old run. A watch may delete
+# the slice meanwhile.
 # shellcheck disable=SC2016 # the host expands it
 stop() {
-  everywhere 'touch jprm/run.stop; kill -TERM "$(cat /tmp/jprm-run.pid)" && for ((i = '"${GRACE:-300}"'0; i > 0; i--)); do
-jprm/tpu/run.sh --state | grep -q "running\$" || break; sleep 0.1; done'
+  everywhere 'touch jprm/run.stop; kill -TERM "$(cat /tmp/jprm-run.pid)"' || return
+  everywhere 'for ((i = '"${GRACE:-300}"'0; i > 0; i--)); do
+jprm/tpu/run.sh --state | grep -q "running\$" || break; sleep 0.1; done' || true
 }
 
 delete_slice() { run gcloud compute tpus queued-resources delete "$NAME" "${at[@]}" --force --quiet; }

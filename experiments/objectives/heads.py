@@ -84,7 +84,7 @@ def known(path: pathlib.Path, folder: pathlib.Path, problems: int | None, superv
     """
     of_tokens = supervise == "outcome_tokens"
     folder /= f"{'tokens_' if of_tokens else ''}after_{DEPTH}"
-    trees, chunks = states.known(path, folder, problems, functools.partial(_load, of_tokens))
+    trees, chunks = states.known(path, folder, problems, functools.partial(_load, of_tokens, DEPTH))
     size_K, state_ND = sizes(trees, of_tokens), np.concatenate([chunk["state_ND"] for chunk in chunks])
     if len(state_ND) != (count := size_K.sum()):
         raise ValueError(f"{folder}: has {len(state_ND)} states, {path} needs {count}: delete the folder")
@@ -97,7 +97,7 @@ def sizes(trees: Sequence[ReasoningTree], of_tokens: bool) -> Int[np.ndarray, " 
     return np.array([len(token_tree(tree, layout).tokens_N if of_tokens else tree.nodes) for tree in trees], np.int64)
 
 
-def _load(of_tokens: bool, depth: int = DEPTH) -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
+def _load(of_tokens: bool, depth: int) -> Callable[[Sequence[ReasoningTree]], states.Chunk]:
     frozen = states.Frozen.load((depth,))
 
     def of_trees(trees: Sequence[ReasoningTree]) -> states.Chunk:

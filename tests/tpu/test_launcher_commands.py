@@ -93,7 +93,7 @@ LAUNCHED = {  # launcher, command, settings: the subcommands that are called
     ("queued", "launch", "ACTIVE"): ["ssh"],
     ("queued", "status", "ACTIVE"): ["describe", "ssh"],
     ("queued", "logs", "ACTIVE"): ["ssh"],
-    ("queued", "stop", "ACTIVE"): ["ssh"],
+    ("queued", "stop", "ACTIVE"): ["ssh", "ssh"],
     ("queued", "delete", "ACTIVE"): ["delete"],
     ("gke", "build", ""): ["build", "push"],
     ("gke", "launch", ""): ["apply"],

@@ -245,7 +245,7 @@ def test_a_table_that_stopped_goes_on(tmp_path, monkeypatch, capsys):
     assert len(compiled) == cells - 3 and len(report["cells"]) == cells
     assert json.loads((tmp_path / "fits.json").read_text()) == report
     table, note = fits.tables(report)
-    assert [row for row in table.rows if row][0] == ["0.5B", "training, all parameters", *["30.0", "48 GB"] * 2]
+    assert [row for row in table.rows if row][0] == ["0.5B", "training, all parameters", *["30.0", "32 GB"] * 2]
 
 
 def test_the_table_takes_nothing_else(monkeypatch):

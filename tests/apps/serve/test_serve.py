@@ -194,7 +194,7 @@ def test_keys_hosts_and_origins(engine):
     first, second = call(engine, *(("GET", f"/v1/models/{name}", {}) for name in ("tiny", "other")))
     assert first.json() == got.json()["data"][0] and second.status_code == 404
     (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": "evil.example:8000"}}))
-    assert got.status_code == 400 and "--hosts evil.example" in got.json()["error"]["message"]
+    assert got.status_code == 400 and "--set hosts='[\"evil.example\"]'" in got.json()["error"]["message"]
     for names, host in ((("gpu.example",), "gpu.example"), (("*.example",), "a.example:80"), ((), "[::1]:8000")):
         config = ServeConfig(longest=256, hosts=names)
         (got,) = call(engine, ("GET", "/v1/models", {"headers": {"host": host}}), config=config)

@@ -148,8 +148,8 @@ def test_chains_beyond_the_context_are_refused_or_counted(tiny_run, tmp_path, ca
     write_records(short, records)
     long = {"problem": "pool", "samples": [{"steps": ["far " * 60], "correct": True}]}
     write_records(whole, [records[0], long, *records[1:]])
-    load = best_of_n.load
-    monkeypatch.setattr(best_of_n, "load", lambda *a, **k: dataclasses.replace(load(*a, **k), context=120))
+    model_of = best_of_n.model_of
+    monkeypatch.setattr(best_of_n, "model_of", lambda options: dataclasses.replace(model_of(options), context=120))
     options = ["--model", tiny_run.folder, "--json", out]
     assert call("best-of-n", *options, "--input", whole) == 2
     error = capsys.readouterr().err
