@@ -195,8 +195,8 @@ def asked(function: Callable, *arguments: Any) -> Any:
 def difference(actual: Any, expected: Any) -> float:
     """Returns the largest difference between two trees of arrays, each relative to its largest value.
 
-    An array counts as if its largest value were at least a hundredth of the largest in the tree: what is 0 but for
-    rounding has no digits. A number that is not finite gives infinity.
+    An array counts as if its largest value were at least a hundredth of the largest in the tree: a value that is 0
+    but for rounding has no digits. A number that is not finite gives infinity.
     """
     pairs = [
         (np.asarray(a, np.float64), np.asarray(b, np.float64))
@@ -215,7 +215,7 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 class Part:
-    """An experiment's parts with random parameters and small trees; what several checks need is computed once."""
+    """An experiment's parts with random parameters and small trees. Values for several checks are computed once."""
 
     def __init__(self, experiment: Experiment, folder: pathlib.Path, trees, tokenise):
         byte_tokenizer(folder)
@@ -626,8 +626,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         with contextlib.suppress(RuntimeError):  # jax has started
             jax.config.update("jax_num_cpu_devices", 4)
-    trees = [tree_of(record) for record in read_records(options.trees)] if options.trees else ()
-    report = examine(options.experiment, options.set, trees=trees, only=options.only)
+    try:
+        trees = [tree_of(record) for record in read_records(options.trees)] if options.trees else ()
+        report = examine(options.experiment, options.set, trees=trees, only=options.only)
+    except (ValueError, OSError) as error:  # of the experiment or the records; a check's errors are in its row
+        named = isinstance(error, OSError) and error.filename and f"{error.filename}: {error.strerror}"
+        print(f"error: {named or error}", file=sys.stderr)
+        return 2
     print(report)
     return int(any(row.wrong for row in report.rows))
 

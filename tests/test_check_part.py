@@ -14,7 +14,7 @@ from jprm.experiment import OptimizerConfig, override
 from jprm.model.config import KINDS
 from jprm.model.heads import HEADS
 from jprm.objectives import OBJECTIVES
-from jprm.testing import CHECKS, check_part, examine
+from jprm.testing import CHECKS, check_part, examine, main
 
 FILE = forks.__file__
 PLAIN = dataclasses.replace(MODEL, qkv_bias=False)  # transformers has no class with biases and norms of heads
@@ -103,3 +103,16 @@ def test_what_jprm_refuses_is_in_the_table_with_its_reason():
 
 def test_an_unknown_check_is_refused():
     refused(ValueError, ", ".join(CHECKS), examine, of(), only=("alone",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nofile.py"], "error: nofile.py: no such experiment file"),
+        ([FILE, "--trees", "nofile.jsonl"], "error: nofile.jsonl: No such file or directory"),
+    ],
+    ids=["experiment", "trees"],
+)
+def test_the_command_refuses_what_it_cannot_read_in_one_line(arguments, line, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"{line}\n"

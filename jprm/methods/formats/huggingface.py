@@ -1,7 +1,7 @@
 """Base models in Hugging Face folders: config.json beside safetensors files. No code from the folder is executed.
 
-The supported families are records (`families.py`); what a record is, and how config.json is read, is in
-`config_json.py`. A file's tensors are renamed and rearranged by the record, and split into one for each role.
+The supported families are records (`families.py`). `config_json.py` defines a record and reads config.json. A file's
+tensors are renamed and rearranged by the record, and split into one for each role.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -29,15 +30,8 @@ from jprm.score.scorer import PRM
 from jprm.tokenizer import native_layout
 from jprm.tree import tree_of
 
-LABELS = (
-    "success", "sentiment_positive", "sentiment_neutral", "sentiment_negative", "misunderstood_intention",
-    "did_not_follow_instruction", "insufficient_analysis", "insufficient_clarification", "improper_tool_use_or_setup",
-    "loop_behavior", "insufficient_testing", "insufficient_debugging", "incomplete_implementation",
-    "file_management_errors", "scope_creep", "risky_actions_or_permission", "other_agent_issue",
-    "infrastructure_external_issue", "infrastructure_agent_caused_issue", "clarification_or_restatement", "correction",
-    "direction_change", "vcs_update_requests", "progress_or_scope_concern", "frustration_or_complaint",
-    "removal_or_reversion_request", "other_user_issue",
-)  # fmt: skip
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples/critic/experiment.py"
+LABELS = runpy.run_path(str(EXAMPLE))["LABELS"]
 """The labels of OpenHands' client, in its order."""
 
 MESSAGES = [

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+import forks
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,6 @@ from jprm.methods.formats.writing import _family
 from jprm.methods.layers.attending import attention_by, logits
 from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
 from jprm.model.config import ExpertsConfig
-from jprm.model.layers import Weight
 from jprm.model.transformer import ATTENTION, hidden
 from jprm.rows import empty_rows
 from jprm.testing import check_part
@@ -26,21 +26,6 @@ from jprm.testing import check_part
 
 def softmax(q, k, v, seen, behind, w, config):
     return jnp.einsum("BKGTS,BSKH->BTKGH", jax.nn.softmax(logits(q, k, seen, config)).astype(v.dtype), v)
-
-
-def with_sink(logit_BKGTS, sink_BKGTS, v):
-    weight = jax.nn.softmax(jnp.concatenate([logit_BKGTS, sink_BKGTS], axis=-1))[..., :-1]
-    return jnp.einsum("BKGTS,BSKH->BTKGH", weight, v)
-
-
-def sinks(q, k, v, seen, behind, w, config):
-    logit = logits(q, k, seen, config)
-    return with_sink(logit, jnp.broadcast_to(w["sink"][None, :, :, None, None], (*logit.shape[:-1], 1)), v)
-
-
-def softmax1(q, k, v, seen, behind, w, config):
-    logit = logits(q, k, seen, config)
-    return with_sink(logit, jnp.zeros((*logit.shape[:-1], 1)), v)
 
 
 def alibi(q, k, v, seen, behind, w, config):
@@ -59,8 +44,8 @@ def chunked(q, k, v, seen, behind, w, config):
 
 RULES = {
     "SAME": attention_by(softmax),
-    "SINKS": attention_by(sinks, {"sink": Weight("KG", value=0.7)}),
-    "SOFTMAX1": attention_by(softmax1),
+    "SINKS": forks.SINKS,
+    "SOFTMAX1": forks.SOFTMAX1,
     "ALIBI": attention_by(alibi),
     "SIGMOID": attention_by(sigmoid),
     "CHUNKED": attention_by(chunked),
