@@ -4,8 +4,9 @@
 
 The kinds are read from the compiled program: a matrix product over batches belongs to attention, any other is a
 projection; an instruction that only moves values is a gather, a scatter or a copy; the rest are norms, activations and
-reductions. Times come from XLA's own profile (`jax.profiler`): each instruction's, without the instructions inside it.
-The rest of the clock's time is `host and waiting`: Python, packing, the start of programs, and reading results.
+reductions. Times come from XLA's own profile (`jax.profiler`): each instruction's, without the instructions inside it,
+and divided among those that run at once (as a layer's gate and up do). The rest of the clock's time is `host and
+waiting`: Python, packing, the start of programs, and reading results.
 
 The limit of a product is its FLOPs over the machine's matrix-multiply limit, and of other work its bytes over the speed
 at which the machine scales an array of 256 MB, both measured just before. A table is of one round; run it alone.
@@ -88,17 +89,34 @@ def needs(module: hlo.Module) -> dict[str, tuple[str, float, float]]:
     return table
 
 
-def alone(events: Iterable) -> Iterable[tuple[dict, float]]:
-    """Yields the stats of each event of one thread, and its seconds without the events inside it."""
-    open_: list[list] = []  # [end, stats, nanoseconds of its own]
-    for event in sorted(events, key=lambda e: (e.start_ns, -e.duration_ns)):
-        while open_ and open_[-1][0] <= event.start_ns:
-            _, stats, own = open_.pop()
-            yield stats, own / 1e9
-        if open_:
-            open_[-1][2] -= event.duration_ns
-        open_.append([event.start_ns + event.duration_ns, dict(event.stats), event.duration_ns])
-    yield from ((stats, own / 1e9) for _, stats, own in open_)
+def shares(lines: Iterable[Iterable]) -> dict[tuple[str, str], list[float]]:
+    """Returns the seconds of each instruction, named by module and name, and how often it ran; a line is a thread.
+
+    Of nested instructions the innermost counts. Threads that run instructions at once divide the time equally: the
+    seconds add up to the time in which any ran.
+    """
+    edges = []  # nanoseconds, thread, the instruction that begins, or None where the innermost one ends
+    for thread, line in enumerate(lines):
+        ends: list[float] = []
+        for event in sorted(line, key=lambda event: (event.start_ns, -event.duration_ns)):
+            if "hlo_op" in (stats := dict(event.stats)):
+                while ends and ends[-1] <= event.start_ns:
+                    edges.append((ends.pop(), thread, None))
+                edges.append((event.start_ns, thread, (stats["hlo_module"], stats["hlo_op"])))
+                ends.append(event.start_ns + event.duration_ns)
+        edges += ((end, thread, None) for end in reversed(ends))
+    spent, inside, now = collections.defaultdict(lambda: [0.0, 0]), collections.defaultdict(list), 0.0
+    for at, thread, instruction in sorted(edges, key=lambda edge: edge[0]):  # stable: a thread's order stays
+        running = [stack[-1] for stack in inside.values() if stack]
+        for name in running:
+            spent[name][0] += (at - now) / 1e9 / len(running)
+        now = at
+        if instruction is None:
+            inside[thread].pop()
+        else:
+            inside[thread].append(instruction)
+            spent[instruction][1] += 1
+    return spent
 
 
 def profiled(run: Callable[[], object]) -> tuple[dict[str, Work], float]:
@@ -112,21 +130,17 @@ def profiled(run: Callable[[], object]) -> tuple[dict[str, Work], float]:
             seconds = time.perf_counter() - start
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
         profile = ProfileData.from_file(path)
-    spent = collections.defaultdict(lambda: collections.defaultdict(list))
-    for plane in profile.planes:
-        for line in plane.lines:
-            for stats, own in alone(line.events):
-                if "hlo_op" in stats:
-                    spent[stats["hlo_module"]][stats["hlo_op"]].append(own)
+    spent = shares(line.events for plane in profile.planes for line in plane.lines)
     table: dict[str, Work] = collections.defaultdict(Work)
-    for name, ops in spent.items():
+    for name in {module for module, _ in spent}:
+        ops = {op: of_op for (module, op), of_op in spent.items() if module == name}
         programs = [needs(module) for module in compiled(name)]
         program = max(programs, key=lambda program: len(program.keys() & ops.keys()), default={})
-        for op, times in ops.items():
+        for op, (op_seconds, times) in ops.items():
             kind, flops, moved = program.get(op, (OTHER, 0.0, 0.0))
-            table[kind].seconds += sum(times)
-            table[kind].flops += flops * len(times)
-            table[kind].bytes += moved * len(times)
+            table[kind].seconds += op_seconds
+            table[kind].flops += flops * times
+            table[kind].bytes += moved * times
     table[HOST] = Work(max(0.0, seconds - sum(work.seconds for work in table.values())))
     return dict(table), seconds
 

@@ -53,23 +53,18 @@ def test_sides_are_measured_in_turns_and_their_medians_count():
     assert medians == {"ours": {"seconds": 3.0, "name": "ours"}, "none": {}, "peer": {"seconds": 2, "name": "peer"}}
 
 
-def test_the_time_of_an_event_is_without_the_events_inside_it():
+def test_time_goes_to_the_innermost_instruction_and_is_divided_among_threads():
     where = pytest.importorskip("experiments.bench.where")
 
     def event(name, start, duration):
-        return types.SimpleNamespace(stats=[("hlo_op", name)], start_ns=start, duration_ns=duration)
+        stats = [("hlo_op", name), ("hlo_module", "m")] if name else []
+        return types.SimpleNamespace(stats=stats, start_ns=start, duration_ns=duration)
 
-    events = [
-        event("loop", 0, 100),
-        event("dot", 10, 30),
-        event("add", 15, 5),
-        event("dot", 60, 20),
-        event("b", 100, 7),
-    ]
-    own = collections.Counter()
-    for stats, seconds in where.alone(events):
-        own[stats["hlo_op"]] += round(seconds * 1e9)
-    assert own == {"loop": 50, "dot": 45, "add": 5, "b": 7}
+    one = [event("loop", 0, 100), event("dot", 10, 30), event("add", 15, 5), event("dot", 60, 20), event("b", 100, 7)]
+    other = [event("up", 60, 30), event(None, 0, 500), event("late", 200, 10)]
+    spent = {op: (round(seconds * 1e9), times) for (_, op), (seconds, times) in where.shares([one, other]).items()}
+    # dot and up share 60 to 80, loop and up 80 to 90
+    assert spent == {"loop": (45, 1), "dot": (35, 2), "add": (5, 1), "b": (7, 1), "up": (15, 1), "late": (10, 1)}
 
 
 def test_work_is_told_apart_by_what_is_fused():
