@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import json
 import random
+import threading
 import time
 from typing import ClassVar
 
@@ -37,11 +38,12 @@ class Counting(PRM):
     """A scorer that counts the cells of its rows, the tokens in them, and the visible pairs of query and key."""
 
     counts: ClassVar[collections.Counter] = collections.Counter()
+    one: ClassVar[threading.Lock] = threading.Lock()  # several threads run batches
 
     def _run(self, batch, readout):
-        self.counts["cells"] += batch.rows.tokens.size
-        self.counts["tokens"] += int(yardsticks.real_tokens(batch.rows).sum())
-        self.counts["pairs"] += yardsticks.visible_pairs(batch.rows)
+        tokens, pairs = int(yardsticks.real_tokens(batch.rows).sum()), yardsticks.visible_pairs(batch.rows)
+        with self.one:
+            self.counts.update(cells=batch.rows.tokens.size, tokens=tokens, pairs=pairs)
         return super()._run(batch, readout)
 
 

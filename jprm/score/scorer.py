@@ -314,7 +314,10 @@ class PRM:
 
             return fetch
 
-        for (prepared, results, batch, last), outputs in in_flight(parts(), dispatch, speed):
+        # A CPU runs the programs of one thread one by one, and their small operations leave cores idle.
+        alone = self.mesh.size == 1 and self.mesh.devices.flat[0].platform == "cpu"
+        start, threads = ((lambda part: lambda: dispatch(part)()), BATCHES) if alone else (dispatch, 1)
+        for (prepared, results, batch, last), outputs in in_flight(parts(), start, speed, threads):
             speed.count(batch.rows)
             _place(outputs, batch, prepared.trees, results)
             if last:
@@ -504,7 +507,7 @@ def _longest_row(tree: TokenTree, row: int) -> int:
 # ------------------------------------------------------------- batches: on the device while the host packs what follows
 #
 # A thread makes items one ahead. A batch is dispatched before the results of the one before it are fetched, so the
-# device has work while the host reads results. A second thread waits for results and notes when they were there.
+# device has work while the host reads results. Another thread waits for results and notes when they were there.
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -555,8 +558,8 @@ class Speed:
         """Adds a batch, dispatched and finished at these seconds of one clock, in dispatch order."""
         begun = dispatched if self._last is None else self._last
         self.waited += max(0.0, dispatched - begun)
-        self.seconds += finished - begun
-        self._last = finished
+        self._last = max(begun, finished)
+        self.seconds += self._last - begun
 
     def count(self, rows: Rows) -> None:
         """Counts a batch's tokens. A padding token is at position 0 and sees only itself."""
@@ -598,11 +601,13 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
             yield cast(T, item)
 
 
-def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], speed: Speed) -> Iterator[tuple[T, R]]:
+def in_flight(
+    items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], speed: Speed, threads: int = 1
+) -> Iterator[tuple[T, R]]:
     """Yields each item with its results, in order, after the next item is dispatched.
 
-    `dispatch` returns a function that waits for the results; a thread calls it. Exceptions while making or dispatching
-    an item are raised after earlier items' results.
+    `dispatch` returns a function that waits for the results; one of `threads` calls it. Exceptions while making or
+    dispatching an item are raised after earlier items' results.
     """
     waiting: collections.deque[tuple[T, float, concurrent.futures.Future]] = collections.deque()
     items, failure, more = iter(items), None, True
@@ -610,7 +615,7 @@ def in_flight(items: Iterable[T], dispatch: Callable[[T], Callable[[], R]], spee
     def fetched(fetch: Callable[[], R]) -> tuple[R, float]:
         return fetch(), speed.clock()
 
-    with _Thread(1, "jprm fetching") as thread:
+    with _Thread(threads, "jprm fetching") as thread:
         while True:
             while more and len(waiting) < BATCHES:
                 try:
