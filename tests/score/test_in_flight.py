@@ -36,6 +36,15 @@ def test_the_next_batch_is_dispatched_before_results_are_fetched():
     assert done == [*range(5)] and max(most) == BATCHES == 2
 
 
+def test_two_threads_run_two_batches_at_once_in_order():
+    both = threading.Barrier(2, timeout=10)  # broken if a batch runs alone
+
+    def dispatch(item):
+        return lambda: both.wait() * 0 + item
+
+    assert [*in_flight(range(6), dispatch, Speed(), threads=2)] == [(item, item) for item in range(6)]
+
+
 class Machine:
     """A host and a device with a clock each: making a batch takes `host` seconds, computing it `device`."""
 
