@@ -44,7 +44,7 @@ from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm, spans
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import Layers, embed, head_logits, norm_scale, plans_of
-from jprm.pack import pack, token_tree
+from jprm.pack import Packed, TokenTree, pack, token_tree
 from jprm.rows import Rows, padded_size
 from jprm.tokenizer import Layout, load_tokenizer, prompt_layout
 from jprm.tree import ReasoningTree, chains_of, tree_of
@@ -52,6 +52,8 @@ from jprm.tree import ReasoningTree, chains_of, tree_of
 POSITIONS = 512
 """Tokens whose distributions over the vocabulary are in memory at once."""
 TOP = 20
+MATRIX = 10**6
+"""Parameters with more numbers are matrices. Norms and biases, which have fewer, stay float32."""
 
 
 class Sample(NamedTuple):
@@ -75,8 +77,11 @@ class Base:
     layout: Layout
 
     @classmethod
-    def load(cls, path: str, layers: Sequence[int], prompt: str) -> Base:
-        """Raises ValueError for layers that the base has not, or a prompt without {problem}."""
+    def load(cls, path: str, layers: Sequence[int], prompt: str, dtype: str = "float32") -> Base:
+        """Raises ValueError for layers that the base has not, or a prompt without {problem}.
+
+        dtype: of the products and of what the layers pass on; in bfloat16 the matrices are stored so, too.
+        """
         depth = bases.model_config(path).layers
         if list(layers) != sorted(set(layers)) or not layers or not 1 <= layers[0] <= layers[-1] <= depth:
             raise ValueError(f"--layers {' '.join(map(str, layers))}: give rising numbers from 1 to {depth}, of {path}")
@@ -84,17 +89,24 @@ class Base:
         groups = tuple(b - a for a, b in itertools.pairwise(edges))
         attention = "gpu_kernel" if jax.default_backend() == "gpu" else "paths"
         config = bases.model_config(
-            path, layer_groups=groups, remat="nothing", attention=attention, attention_block=128, head="language"
+            path,
+            layer_groups=groups,
+            remat="nothing",
+            attention=attention,
+            attention_block=128,
+            head="language",
+            dtype=dtype,
         )
         with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
             params = jax.device_get(bases.load_language_model(path, config))
+        params = jax.tree.map(lambda x: jnp.asarray(x, dtype if x.size > MATRIX else x.dtype), params)
         tokenizer = load_tokenizer(pathlib.Path(path), config.vocab_size)
         layout = prompt_layout(tokenizer, prompt_of(pathlib.Path(path), prompt), "\n")
-        return cls(jax.tree.map(jnp.asarray, params), config, layout)
+        return cls(params, config, layout)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3))
-def _streams(params, config: ModelConfig, rows: Rows, kept: int):
+def streams(params, config: ModelConfig, rows: Rows, kept: int):
     """Returns the residual stream after the first `kept` groups of layers, and the last hidden state."""
     x_BTD, plans = embed(rows.tokens, params["decoder"]["embed"], config), plans_of(rows.position, rows.until, config)
     streams = []
@@ -143,17 +155,29 @@ def name_of(tree: ReasoningTree) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def computed(base: Base, kept: int, tree: ReasoningTree) -> dict[str, np.ndarray]:
-    """Returns what a problem's file holds, of the first `kept` groups of layers."""
-    written = token_tree(tree, base.layout)  # one tree a row: a longer row costs more in attention
-    size = -(-len(written.tokens_N) // POSITIONS) * POSITIONS
+def packed_alone(base: Base, tree: ReasoningTree, block: int) -> tuple[TokenTree, Packed]:
+    """Returns a tree's tokens and its row, a multiple of `block` tokens long: a longer row costs more in attention."""
+    written = token_tree(tree, base.layout)
+    size = -(-len(written.tokens_N) // block) * block
     packed = pack([written], size, max(64, padded_size(len(written.run_M))), too_long="error")
     if len(packed.rows.tokens) != 1:
         raise ValueError(f"{written.name}: takes more than one row of {size} tokens")
-    state_BTLD, last_BTD = _streams(base.params, base.config, jax.tree.map(jnp.asarray, packed.rows), kept)
+    return written, packed
+
+
+def ends(packed: Packed, tree: ReasoningTree) -> Int[np.ndarray, " M"]:
+    """Returns the index of each node's last token in its row."""
+    end_of = {int(n): int(e) for n, e in zip(packed.node_BS[0], packed.rows.step_end[0], strict=True) if n >= 0}
+    return np.array([end_of[i] for i in range(len(tree.nodes))])
+
+
+def computed(base: Base, kept: int, tree: ReasoningTree) -> dict[str, np.ndarray]:
+    """Returns what a problem's file holds, of the first `kept` groups of layers."""
+    written, packed = packed_alone(base, tree, POSITIONS)
+    state_BTLD, last_BTD = streams(base.params, base.config, jax.tree.map(jnp.asarray, packed.rows), kept)
     N, P = len(written.tokens_N), written.problem
     until_N = packed.rows.until[0, :N]
-    before_N = _before(until_N)
+    before_N = tokens_before(until_N)
     numbers, parts = np.zeros((4, N), np.float32), []
     for a in range(P, N, POSITIONS):
         at = np.arange(a, min(a + POSITIONS, N))
@@ -162,11 +186,10 @@ def computed(base: Base, kept: int, tree: ReasoningTree) -> dict[str, np.ndarray
         parts.append((at, _distributions(base.params, base.config, x_ND, written.tokens_N[padded])))
     for at, of_tokens in parts:
         numbers[:, at] = np.asarray(of_tokens)[:, : len(at)]
-    end_of = {int(n): int(e) for n, e in zip(packed.node_BS[0], packed.rows.step_end[0], strict=True) if n >= 0}
     return dict(
         state_NLD=np.asarray(state_BTLD[0])[:N], until_N=until_N, problem=np.array(P),
         logprob_N=numbers[0], certainty_N=numbers[1], top_N=numbers[2], entropy_N=numbers[3],
-        end_M=np.array([end_of[i] for i in range(len(tree.nodes))]),
+        end_M=ends(packed, tree),
     )  # fmt: skip
 
 
@@ -189,7 +212,7 @@ def is_kept(folder: pathlib.Path, tree: ReasoningTree) -> bool:
     return (folder / f"{name_of(tree)}.npz").is_file()
 
 
-def _before(until_N: np.ndarray) -> np.ndarray:
+def tokens_before(until_N: np.ndarray) -> np.ndarray:
     """Returns the index of the token before each one on its path; 0 for the first."""
     before_N, path = np.zeros(len(until_N), np.int64), []
     for t in range(len(until_N)):

@@ -8,7 +8,7 @@ import pytest
 from refusing import refused
 from scipy.optimize import minimize
 
-from experiments.real import outcomes, prm_scores, reader_scores, step_labels, trivial, verdict
+from experiments.real import contrast_scores, outcomes, prm_scores, reader_scores, step_labels, trivial, verdict
 from experiments.real import published_prms as published
 from experiments.real import state_readers as readers
 from experiments.real import token_states as states
@@ -92,6 +92,29 @@ def test_a_sample_has_the_same_states_in_a_pool_as_by_itself(smollm2_gguf, tmp_p
             )  # float16, sums in another order
         assert (shared.entropy_T >= 0).all()
         assert (shared.certainty_T >= 0).all()
+
+
+def test_a_stopped_contrast_continues_with_what_is_missing(smollm2_gguf, tmp_path, monkeypatch):
+    for name in ("own_train", "own_test", *verdict.OTHERS):
+        pools_of(tmp_path / f"{name}.jsonl.gz", 2)
+    monkeypatch.setattr(contrast_scores.states, "calibrates", lambda tree: "number 1" in tree.problem)
+    (tmp_path / "prompt.txt").write_text("{problem}")
+    monkeypatch.setattr(contrast_scores, "HERE", tmp_path)
+
+    def scores(problems: int) -> dict:
+        output, base = tmp_path / "contrast.jsonl", str(smollm2_gguf)
+        contrast_scores.main(base, base, output, tmp_path, problems=problems, other=1, dtype="float32")
+        return verdict.read_scores([output])
+
+    first, whole = scores(1), scores(2)
+    assert [pool for pool, _ in whole] == ["own_train", *verdict.OTHERS, "own_test", "own_test"]
+    assert first.items() <= whole.items()
+    base = states.Base.load(str(smollm2_gguf), (2,), "{problem}")
+    (tree, _) = states.answered(tmp_path / "own_test.jsonl.gz")
+    kept = whole["own_test", states.name_of(tree)]
+    assert kept["contrast"] == [0.0] * len(kept["contrast"])  # of a base with itself
+    larger = [x.logprob_T.mean() for x in states.samples_of(states.computed(base, 1, tree), tree)]
+    np.testing.assert_allclose(kept["larger log-probability"], larger, rtol=1e-4)
 
 
 def sample(top_T) -> states.Sample:
