@@ -102,7 +102,7 @@ def export(
             fields = _peft_json(experiment, arrays)
             tensors = [(name, array.shape, functools.partial(np.asarray, array)) for name, array in arrays.items()]
         else:
-            fields, tensors = config, list(_tensors(prm, format))
+            fields, tensors = config, list(_tensors(prm, format, config))
         writing.write_tensors(partial, tensors, writing.NUMBERS[dtype], shard_bytes, single)
         writing.write_json(partial / config_name, fields)
         if format == "qwen2-prm":
@@ -210,7 +210,7 @@ def config_json(
     if format == "qwen2-prm" and (family != "qwen2" or labels != ("wrong", "right")):
         what = f"not of {family} with head {c.head!r}"
         raise ValueError(f"{prm.name}: Qwen2.5-Math-PRM's format is of a Qwen2 model with a binary head, {what}")
-    if family in ("olmo3", "qwen3_5_text"):
+    if family in ("olmo2", "olmo3", "qwen3_5_text"):
         raise ValueError(f"{prm.name}: transformers has no token classifier of {family}; a policy of it is exported")
     kind = "ProcessRewardModel" if format == "qwen2-prm" else "TokenClassification"
     return {
@@ -225,9 +225,9 @@ def config_json(
     }
 
 
-def _tensors(prm: PRM, format: Format) -> Iterator[Tensor]:
+def _tensors(prm: PRM, format: Format, fields: dict[str, Any]) -> Iterator[Tensor]:
     """Yields all parameters, grouped by role, so that each stack is fetched once."""
-    yield from writing.decoder_tensors(prm.params["decoder"], prm.config)
+    yield from writing.decoder_tensors(prm.params["decoder"], prm.config, writing.stored_by(fields, prm.config))
     head = jax.tree.map(np.asarray, prm.params["head"])
     for name, array in (two_layers(head) if format == "qwen2-prm" else one_layer(head)).items():
         yield f"score.{name}", array.shape, functools.partial(np.asarray, array)

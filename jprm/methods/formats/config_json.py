@@ -109,11 +109,13 @@ class Stored:
         `take` receives them stacked.
     take: from the file's array to the role's, (out, in), by views only: indexing, reshaping, transposing.
     factor: multiplies the array, which is then float32.
+    whole: from the role's shape to that of the file's array; used to write it.
     """
 
     name: str
     take: Callable[[np.ndarray], np.ndarray] = lambda array: array
     factor: float = 1.0
+    whole: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda shape: shape
 
 
 def everywhere(layer: int) -> bool:

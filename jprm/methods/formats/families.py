@@ -6,6 +6,7 @@ JPRM_FAMILIES names further records, e.g. `JPRM_FAMILIES=olmo2.py:OLMO2,granite.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from collections.abc import Mapping
@@ -121,9 +122,10 @@ def alternating(every: int):
 
 def rows(name: str, sizes: Mapping[str, int]) -> dict[str, Stored]:
     """Returns the roles whose matrices a file has in one tensor, one above the other."""
-    stored, first = {}, 0
+    stored, first, whole = {}, 0, sum(sizes.values())
     for role, size in sizes.items():
-        stored[role] = Stored(name, lambda x, a=first, b=first + size: x[a:b])
+        take = lambda x, a=first, b=first + size: x[a:b]  # noqa: E731
+        stored[role] = Stored(name, take, whole=lambda shape: (whole, *shape[1:]))
         first += size
     return stored
 
@@ -286,12 +288,14 @@ def _gpt_oss_ropes(fields: Fields, family: Family, windows: tuple[int, ...]) -> 
 def _gpt_oss(fields: Fields, config: ModelConfig) -> dict[str, Stored]:
     """Gate and up alternate in the last axis; experts' matrices are (in, out)."""
     both, down = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+    of_both = functools.partial(Stored, both, whole=lambda shape: (shape[0], shape[2], 2 * shape[1]))
+    of_biases = functools.partial(Stored, f"{both}_bias", whole=lambda shape: (shape[0], 2 * shape[1]))
     return {
-        "expert_gate": Stored(both, lambda x: x[..., ::2].swapaxes(-1, -2)),
-        "expert_up": Stored(both, lambda x: x[..., 1::2].swapaxes(-1, -2)),
-        "expert_down": Stored(down, lambda x: x.swapaxes(-1, -2)),
-        "expert_gate_bias": Stored(f"{both}_bias", lambda x: x[..., ::2]),
-        "expert_up_bias": Stored(f"{both}_bias", lambda x: x[..., 1::2]),
+        "expert_gate": of_both(lambda x: x[..., ::2].swapaxes(-1, -2)),
+        "expert_up": of_both(lambda x: x[..., 1::2].swapaxes(-1, -2)),
+        "expert_down": Stored(down, lambda x: x.swapaxes(-1, -2), whole=lambda shape: (shape[0], *shape[:0:-1])),
+        "expert_gate_bias": of_biases(lambda x: x[..., ::2]),
+        "expert_up_bias": of_biases(lambda x: x[..., 1::2]),
         "expert_down_bias": Stored(f"{down}_bias"),
         "router": Stored("mlp.router.weight"),
         "router_bias": Stored("mlp.router.bias"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import json
+import math
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 import numpy as np
+from flax.core import FrozenDict
 from flax.traverse_util import flatten_dict
 from rich.console import Console
 from rich.progress import Progress
@@ -21,8 +24,8 @@ from jprm.checkpoints import decoder
 from jprm.checkpoints.safetensors import FILE, INDEX
 from jprm.experiment import PUBLISHED
 from jprm.io.outputs import atomic_file, atomic_write
-from jprm.methods.formats.config_json import SIZES
-from jprm.methods.formats.families import DELTANET
+from jprm.methods.formats.config_json import SIZES, Fields, Stored, values_of
+from jprm.methods.formats.families import DELTANET, FAMILIES
 from jprm.methods.formats.huggingface import LANGUAGE_HEAD, Tensor, fused, name_of
 from jprm.model import FileDtype, layers
 from jprm.model.attention import check_softmax
@@ -44,7 +47,7 @@ def causal_lm(
     ValueError, naming the field, if no class of transformers supports the model.
     """
     family, fields = decoder_json(str(folder), config, tokenizer, positions, dtype)
-    tensors = list(decoder_tensors(params["decoder"], config))
+    tensors = list(decoder_tensors(params["decoder"], config, stored_by(fields, config)))
     if tied_head or not config.tied_embeddings:
         tensors.append(head_tensor(params, config))
     write_tensors(folder, tensors, NUMBERS[dtype], shard_bytes, FILE)
@@ -76,18 +79,13 @@ def decoder_json(
     """
     if c.qkv_bias and c.qk_norm:
         raise ValueError(f"{name}: qkv_bias and qk_norm together are no model that transformers has")
-    family = _family(name, c)
-    variant = _variant(name, c, family)
-    if family == "llama" and c.width % c.heads:
-        raise ValueError(f"{name}: width {c.width} is not a multiple of {c.heads} heads, as its class demands")
+    family, its_own = _by_record(name, c) or _by_hand(name, c)
     return family, {
         "model_type": family,
         **{theirs: getattr(c, ours) for theirs, ours in SIZES.items()},
-        **variant,
         "rms_norm_eps": c.norm_eps,
         "rope_theta": c.rope_theta,
-        "rope_scaling": _rope_json(c),
-        **_of_2026(c, family),
+        **its_own,
         "max_position_embeddings": positions,  # the longest chain in training
         "bos_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.eos,
@@ -101,9 +99,62 @@ def decoder_json(
 CLASSES = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma2": "Gemma2", "olmo3": "Olmo3",
     "smollm3": "SmolLM3", "ministral3": "Ministral3", "qwen3_moe": "Qwen3Moe", "qwen3_next": "Qwen3Next",
-    "qwen3_5_text": "Qwen3_5",
+    "qwen3_5_text": "Qwen3_5", "olmo2": "Olmo2", "glm4": "Glm4", "phi3": "Phi3", "mixtral": "Mixtral",
+    "gpt_oss": "GptOss",
 }  # fmt: skip
 """Prefix of a family's class names in transformers."""
+
+RECORDED = {
+    "olmo2": lambda c: c.design == "olmo",
+    "glm4": lambda c: c.design == "glm",
+    "phi3": lambda c: c.rotary_dim and not c.mlps,
+    "mixtral": lambda c: c.mlps and not c.experts.clamp,
+    "gpt_oss": lambda c: c.experts.clamp,
+}
+"""Families written by their records, and models that might be of one: that is certain if the record reads it back."""
+
+
+def _by_record(name: str, c: ModelConfig) -> tuple[str, dict[str, Any]] | None:
+    """Returns the recorded family that reads the fields back as this model, and the fields; None if there is none."""
+    check_softmax(c.attention, "transformers")
+    rope = {"rope_theta": c.rope_theta, **(_rope_json(c) or {"rope_type": "default"})}
+    if c.rotary_dim or c.design == "glm":
+        rope["partial_rotary_factor"] = (c.rotary_dim or c.head_dim) / c.head_dim
+    fields = {"hidden_act": "silu", "rope_parameters": rope, "sliding_window": max(c.windows, default=None)}
+    if c.experts.count:
+        fields |= {"num_local_experts": c.experts.count, "num_experts_per_tok": c.experts.used}
+    if c.qkv_bias:
+        fields["attention_bias"] = True
+    if c.experts.clamp:
+        kinds = ["sliding_attention" if c.windows and c.windows[i % len(c.windows)] else "full_attention"
+                 for i in range(c.layers)]  # fmt: skip
+        fields |= {"swiglu_limit": c.experts.clamp, "layer_types": kinds}
+    sizes = {theirs: getattr(c, ours) for theirs, ours in SIZES.items()} | {"rms_norm_eps": c.norm_eps}
+    for family in (family for family, may_be in RECORDED.items() if may_be(c)):
+        try:
+            read = values_of(Fields(pathlib.Path(name), {"model_type": family, **sizes, **fields}), FAMILIES[family])
+        except ValueError:
+            continue
+        model = ModelConfig(**read)
+        experts = dataclasses.replace(c.experts, balance=model.experts.balance)
+        if model.experts == experts and all(getattr(model, x) == getattr(c, x) for x in decoder.FIELDS):
+            return family, fields
+    return None
+
+
+def _by_hand(name: str, c: ModelConfig) -> tuple[str, dict[str, Any]]:
+    """Returns the family without such a record, and its fields. Raises ValueError if no class computes the model."""
+    family = _family(name, c)
+    variant = _variant(name, c, family)
+    if family == "llama" and c.width % c.heads:
+        raise ValueError(f"{name}: width {c.width} is not a multiple of {c.heads} heads, as its class demands")
+    return family, {**variant, "rope_scaling": _rope_json(c), **_of_2026(c, family)}
+
+
+def stored_by(fields: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Stored]:
+    """Returns the tensors that files of the family in `fields` name or arrange differently from Llama's."""
+    return FAMILIES[fields["model_type"]].tensors(Fields(pathlib.Path(PUBLISHED), dict(fields)), config)
+
 
 WRITTEN = {"attention", "deltanet", "dense", "experts"}
 """Kinds of layers that are written."""
@@ -114,8 +165,7 @@ def _family(name: str, c: ModelConfig) -> str:
     if foreign := sorted({*c.mixers, *c.mlps} - WRITTEN):
         raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(foreign)}")
     if c.out_bias or c.experts.clamp:
-        raise ValueError(f"{name}: models with out_bias or clamped experts (gpt-oss) are read, and not written")
-    check_softmax(c.attention, "transformers")
+        raise ValueError(f"{name}: out_bias and clamped experts are written only together with the rest of gpt-oss")
     mixture, hybrid = "experts" in c.mlps, "deltanet" in c.mixers
     next_one = c.qk_norm and c.attention_gate and c.design == "qwen3_next"
     for family, its_own, plain in (
@@ -209,8 +259,12 @@ def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
     return fields
 
 
-def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterable[Tensor]:
+def decoder_tensors(
+    params: Mapping[str, Any], config: ModelConfig, stored: Mapping[str, Stored] = FrozenDict()
+) -> Iterable[Tensor]:
     """Returns a decoder's parameters, grouped by role, so that each stack is fetched once.
+
+    `stored` has the roles that the family's files name or arrange differently (`stored_by`).
 
     Raises ValueError for a parameter without a name in Hugging Face files.
     """
@@ -232,10 +286,35 @@ def decoder_tensors(params: Mapping[str, Any], config: ModelConfig) -> Iterable[
 
     def plain() -> Iterator[Tensor]:
         shapes = decoder.file_shapes(config)
+        sharing = {name: [r for r in shapes if r in stored and stored[r].name == name] for name in
+                   (its.name for its in stored.values())}  # fmt: skip
         for role, layer in decoder.slots(config):
-            yield f"model.{name_of(role, layer, config)}", shapes[role], functools.partial(get, role, layer)
+            if role not in stored:
+                yield f"model.{name_of(role, layer, config)}", shapes[role], functools.partial(get, role, layer)
+            elif role == (roles := sharing[stored[role].name])[0]:
+                parts = [(stored[r], shapes[r], functools.partial(get, r, layer)) for r in roles]
+                yield from _arranged("model." if layer is None else f"model.layers.{layer}.", parts)
 
     return fused(plain(), config)
+
+
+def _arranged(prefix: str, parts: list[tuple[Stored, tuple[int, ...], Callable[[], np.ndarray]]]) -> Iterator[Tensor]:
+    """Yields the file's tensor that holds these roles, or a tensor per expert; inverse of `huggingface.Arranged`."""
+    first, shape, get = parts[0]
+    if "{}" in first.name:
+        for e in range(shape[0]):
+            yield prefix + first.name.format(e), shape[1:], lambda e=e: get()[e]
+        return
+    whole = first.whole(shape)
+
+    def joined() -> np.ndarray:
+        index, arrays = np.arange(math.prod(whole)).reshape(whole), [get() for *_, get in parts]
+        array = np.empty(math.prod(whole), arrays[0].dtype)
+        for (stored, *_), of_role in zip(parts, arrays, strict=True):
+            array[stored.take(index)] = of_role / stored.factor
+        return array.reshape(whole)
+
+    yield prefix + first.name, whole, joined
 
 
 def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:

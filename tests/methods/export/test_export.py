@@ -23,7 +23,7 @@ from jprm.methods.export.export import export
 from jprm.methods.formats import gguf, writing
 from jprm.methods.formats.chat_template import prompt_of
 from jprm.methods.formats.huggingface import load_decoder, model_config
-from jprm.model.config import RopeScaling
+from jprm.model.config import ExpertsConfig, RopeScaling
 from jprm.model.heads import HEADS
 from jprm.model.mesh import make_mesh
 from jprm.model.parameters import LoraConfig
@@ -31,6 +31,12 @@ from jprm.score.scorer import PRM
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
 
+MIXTURE = dict(qkv_bias=False, qk_norm=False, mlps=("experts",), attention="reference", mlp_width=8,
+               experts=ExpertsConfig(4, 2, 8))  # fmt: skip
+GPT_OSS = MIXTURE | dict(
+    qkv_bias=True, out_bias=True, mixers=("sinks",), experts=ExpertsConfig(4, 2, 8, clamp=0.7), windows=(3, 0),
+    rope_scaling=RopeScaling("yarn", 4.0, 16, 1.0, 4.0, 1.2, truncate=False),
+)  # fmt: skip
 KINDS = {
     "llama": dict(qkv_bias=False, qk_norm=False),
     "llama3": dict(qkv_bias=False, qk_norm=False, rope_scaling=RopeScaling("llama3", 8.0, 16, 1.0, 4.0)),
@@ -41,7 +47,15 @@ KINDS = {
     "qwen2-window": dict(qk_norm=False, windows=(0, 3)),
     "gemma2": dict(qkv_bias=False, qk_norm=False, design="gemma", windows=(3, 0), query_pre_attn_scalar=7),
     "ternary": dict(qkv_bias=False, head="ternary"),
+    "glm4": dict(qk_norm=False, design="glm", rotary_dim=2, layer_groups=(1, 1)),
+    "phi4": dict(qkv_bias=False, qk_norm=False, rotary_dim=2, windows=(3,)),
+    "mixtral": MIXTURE,
+    "mixtral-window": MIXTURE | dict(windows=(3,), layer_groups=(1, 1)),
+    "gpt_oss": GPT_OSS,
 }
+POLICIES = {"olmo2": dict(qkv_bias=False, qk_norm=False, design="olmo", qk_width_norm=True), **{
+    kind: KINDS[kind] for kind in ("glm4", "phi4", "mixtral", "gpt_oss")}}  # fmt: skip
+IDS = np.random.default_rng(0).integers(0, MODEL.vocab_size, 24).tolist()
 CHAIN = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7.", "It is 8."]}
 
 
@@ -89,12 +103,50 @@ def test_what_is_exported_reads_back_bit_for_bit(tmp_path, kind):
     assert max(sizes[:-1]) < 8_000 + 2_000 < prm.params["decoder"]["embed"].nbytes < sizes[-1]  # with headers
     for folder in (single, many):
         config = model_config(folder, layer_groups=prm.config.layer_groups, head=prm.config.head, remat="nothing",
-                              attention=MODEL.attention, attention_block=32)  # fmt: skip
+                              attention=prm.config.attention, attention_block=32)  # fmt: skip
         assert config == dataclasses.replace(prm.config, tied_embeddings=False)
         assert tiny.equal(load_decoder(folder, config), prm.params["decoder"])
         file = Tensors(folder)
         head = {"kernel": file.tensor("score.weight").T, "bias": file.tensor("score.bias")}
         assert tiny.equal(head, prm.params["head"])
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_policy_has_the_same_logits_in_transformers(tmp_path, kind):
+    """Written by the family's record, and read back bit for bit."""
+    torch = pytest.importorskip("torch", reason="the extra 'parity' is not installed")
+    transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
+    config = dataclasses.replace(MODEL, **POLICIES[kind], head="language", tied_embeddings=False)
+    values, tokenizer = params(config), load_tokenizer(tiny.make_data(tmp_path) / "tokenizer.json")
+    (folder := tmp_path / "out").mkdir()
+    writing.causal_lm(folder, values, config, tokenizer, 64, "float32", 8_000)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values())
+    with torch.no_grad():
+        actual = model.eval()(torch.tensor([IDS])).logits[0].numpy()
+    wanted = every_logit(values, config, IDS)
+    np.testing.assert_allclose(actual, wanted, atol=1e-5, rtol=1e-5)
+    assert tiny.equal(load_decoder(folder, config), values["decoder"])
+
+
+@pytest.mark.parametrize(
+    "changes", [dict(windows=(3, 2)), dict(mixers=()), dict(out_bias=False), dict(mlps=()), dict(mlp_width=32),
+                dict(rotary_dim=2), dict(qk_norm=True), dict(experts=ExpertsConfig(4, 2, 8, shared_width=8, clamp=0.7)),
+                dict(design="glm"), dict(logit_softcap=2.0)],
+)  # fmt: skip
+def test_a_model_that_no_record_reads_back_is_refused(tmp_path, changes):
+    config = dataclasses.replace(MODEL, **GPT_OSS | changes)
+    tokenizer = load_tokenizer(tiny.make_data(tmp_path) / "tokenizer.json")
+    refused(
+        ValueError,
+        "transformers|gpt-oss|layers of the kind",
+        writing.decoder_json,
+        "model",
+        config,
+        tokenizer,
+        64,
+        "float32",
+    )
 
 
 def test_bfloat16_is_the_rounded_model(tmp_path):
