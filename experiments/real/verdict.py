@@ -40,9 +40,11 @@ DRAWS = 2000
 OTHERS = ("chatgpt", "coder15", "llama13b", "llama7b")
 TEXT = sum(len(evidence.find(name).numbers) for name in evidence.DEFAULT)
 """Numbers of the arm `text`; those of the log-probability follow them."""
-ALONE = ("outcome PRM", "contrast", "lowest contrast")
+ALONE = ("outcome PRM", "contrast", "lowest contrast", "larger log-probability")
 """Not among the fused verifier's sources, nor scored on the problems that fit it: the outcome PRM was trained on their
-outcomes, and the contrasts of two bases, fitted to nothing, cost most."""
+outcomes, and what two bases say, fitted to nothing, costs most."""
+LARGER = "coder15"
+"""The policy of the larger base, which `contrast_scores.py` reads by: its own majority is what to do instead."""
 
 
 class Pool(NamedTuple):
@@ -50,12 +52,14 @@ class Pool(NamedTuple):
     the problem.
 
     lost: problems of which no sample has an answer. Every arm is wrong there.
+    problems: their texts, the lost ones last.
     """
 
     chains: Chains
     score_SM: Mapping[str, np.ndarray]
     bucket_M: np.ndarray
     lost: int = 0
+    problems: tuple[str, ...] = ()
 
     def where(self, chosen_M: np.ndarray) -> Pool:
         scores = {name: score_SM[:, chosen_M] for name, score_SM in self.score_SM.items()}
@@ -69,7 +73,8 @@ class Pool(NamedTuple):
 def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]) -> Pool:
     """Returns the pool of the problems up to the last one that all readers have scored, all where there are no readers.
 
-    Readers of ALONE need no scores of the training problems that fit arms: they are NaN there.
+    Readers of ALONE need no scores of the training problems that fit arms: they are NaN there. If there are no others,
+    all training problems are in the pool, and those calibrate that have scores.
     Raises SystemExit where another problem before the last one is not scored.
     """
     name, trees = path.name.split(".")[0], list(states.answered(path))
@@ -77,17 +82,19 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
     readers = {reader for of_tree in of_trees for reader in of_tree}
 
     def lacking(tree: ReasoningTree, of_tree: Mapping[str, Any]) -> set[str]:
-        fitting = name == "own_train" and not states.calibrates(tree)
+        fitting = name == "own_train" and (not states.calibrates(tree) or readers <= set(ALONE))
         return readers - of_tree.keys() - (set(ALONE) if fitting else set())
 
-    scored = (i for i, of_tree in enumerate(of_trees) if (of_tree or not readers) and not lacking(trees[i], of_tree))
+    scored = [i for i, of_tree in enumerate(of_trees) if (of_tree or not readers) and not lacking(trees[i], of_tree)]
     last = max(scored, default=-1)
+    if name == "own_train" and readers <= set(ALONE) and scored:  # the text is fitted to all
+        last = len(trees) - 1
     if last < 0:
         raise SystemExit(f"error: {path}: no problem has all readers' scores; make them with reader_scores.py")
     whole = [i for i in range(last + 1) if trees[i].nodes]
     if missing := sum(bool(lacking(trees[i], of_trees[i])) for i in whole):
         raise SystemExit(f"error: {path}: {missing} problems lack scores; make them with reader_scores.py")
-    lost = whole[-1] + 1 - len(whole)
+    lost = [trees[i].problem for i in range(whole[-1]) if not trees[i].nodes]
     trees, of_trees = [trees[i] for i in whole], [of_trees[i] for i in whole]
     policy = policy_of(name, trees, [evidence.find(source) for source in (*evidence.DEFAULT, "logprob")])
     unscored = [np.full(len(chains_of(tree)), np.nan) for tree in trees]
@@ -98,7 +105,7 @@ def read(path: pathlib.Path, scores: Mapping[tuple[str, str], Mapping[str, Any]]
         ]
         by_reader[reader] = np.concatenate(of_problems, axis=1)
     bucket_M = np.array([bucket(tree.problem, 10) for tree in trees])[policy.chains.problem_M]
-    return Pool(policy.chains, by_reader, bucket_M, lost)
+    return Pool(policy.chains, by_reader, bucket_M, len(lost), (*(tree.problem for tree in trees), *lost))
 
 
 def read_scores(paths: Sequence[pathlib.Path]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -128,6 +135,7 @@ def of_number(name: str, seed: int, calibration: Pool) -> Arm:
     def column(pool: Pool) -> Chains:
         return pool.chains._replace(x_MF=pool.score(name, seed)[:, None])
 
+    calibration = calibration.where(np.isfinite(calibration.score(name, seed)))
     ranker = Ranker.standardising(column(calibration).x_MF)
     ranker = calibrated(Ranker(ranker.mean_F, ranker.scale_F, np.ones(1)), column(calibration))
     return lambda pool: ranker.log_odds(column(pool).x_MF)
@@ -165,8 +173,17 @@ def interval(value_SP: np.ndarray, seed: int = 0) -> dict[str, float]:
     return {"value": 100 * value_SP.mean(), "low": 100 * low, "high": 100 * high}
 
 
-def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
-    """Returns the figures of one policy's pools, by arm."""
+def majorities(pool: Pool) -> dict[str, float]:
+    """Returns the share of majority votes that are right, by problem; ties are divided."""
+    right_P = np.append(vote_correct(pool.chains, np.ones(len(pool.chains.correct_M))), np.zeros(pool.lost))
+    return dict(zip(pool.problems, right_P.tolist(), strict=True))
+
+
+def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]], larger: Mapping[str, float] | None = None) -> dict:
+    """Returns the figures of one policy's pools, by arm.
+
+    larger: `majorities` of the larger base's own samples. Arms that read by it are compared with it on these problems.
+    """
     chains = pool.chains
 
     def every(value_P: np.ndarray) -> np.ndarray:
@@ -193,6 +210,10 @@ def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]]) -> dict[str, Any]:
             "best less majority": interval(best_SP - majority_P),
             "AUROC in problems": 100 * float(np.mean(areas)) if areas else None,
         }  # fmt: skip
+        if larger is not None and name in ALONE[1:]:
+            known_P = np.array([problem in larger for problem in pool.problems])
+            larger_P = np.array([larger.get(problem, 0.0) for problem in pool.problems])
+            result["arms"][name]["vote less the larger's majority"] = interval((votes[name] - larger_P)[:, known_P])
     return result
 
 
@@ -224,9 +245,9 @@ def main(
     with Bar("fitting arms", seeds) as bar:
         by_seed = [arms(read_pools["own_train"], seed) for seed in bar.follow(range(seeds))]
     with Bar("drawing intervals", len(names) - 1) as bar:
-        result = {
-            name: figures(read_pools[name], by_seed) for name in bar.follow([n for n in names if n != "own_train"])
-        }
+        larger = {"own_test": majorities(read(pools / f"{LARGER}.jsonl.gz", {}))} if "contrast" in by_seed[0] else {}
+        tested = bar.follow([name for name in names if name != "own_train"])
+        result = {name: figures(read_pools[name], by_seed, larger.get(name)) for name in tested}
     write_json(out, result)
     show(result)
 
@@ -244,6 +265,8 @@ def show(result: dict[str, Any]) -> None:
             )
             area = "" if row["AUROC in problems"] is None else f"{row['AUROC in problems']:.1f}"
             print(f"  {arm:24} vote less majority {less:22} best {best:22} vote less text {over:22} AUROC {area}")
+            if beside := row.get("vote less the larger's majority"):
+                print(f"  {'':24} vote less the larger base's own majority {text(beside)}")
 
 
 if __name__ == "__main__":
