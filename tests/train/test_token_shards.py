@@ -249,6 +249,24 @@ def later(step, steps):
 
 def wrong(step, steps):
     return (0.0, 0.0) if step else (1.0, 0.0)
+
+def late(step, steps):
+    return 1 - step, step
+
+def one(step, steps):
+    return 1.0,
+
+def scalar(step, steps):
+    return 1.0
+
+def none(step, steps):
+    pass
+
+def words(step, steps):
+    return "ab"
+
+def unknown(step, steps):
+    return float("nan"), 1.0
 """
 
 
@@ -282,7 +300,11 @@ def test_a_curriculum_is_recorded_and_checked(world, tmp_path):
     (tmp_path / "mine.py").write_text(CURRICULUM)
     train = (folder / "train.jsonl", folder / "more.jsonl")
     mixed = experiment_on(plain, *train, mixture=f"{tmp_path / 'mine.py'}:wrong", window=1)
-    refused(ValueError, r"mine\.py:wrong.*\[0\.0, 0\.0\] at step 1", list, itertools.islice(streams(mixed, 1), 9))
+    refused(ValueError, r"mine\.py:wrong.*\[0\.0, 0\.0\] at step 1", streams, mixed, 1)
+    for name, returned in {"late": "1.0", "one": "1.0", "scalar": "1.0", "none": "None", "words": "'ab'",
+                           "unknown": "nan"}.items():  # fmt: skip
+        bad = dataclasses.replace(mixed, data=dataclasses.replace(mixed.data, mixture=f"{tmp_path / 'mine.py'}:{name}"))
+        refused(ValueError, rf"mine\.py:{name}': returns .*{returned}.* Return 2 weights", streams, bad, 1)
     refused(ValueError, "mixture", experiment_on, plain, *train, mixture="later")
     store.claim(path_of(tmp_path / "run"), mixed, load_tokenizer(plain.tokenizer))
     assert read(tmp_path / "run" / RUN).data.mixture == mixed.data.mixture

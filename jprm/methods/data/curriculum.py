@@ -41,18 +41,24 @@ class Windows(grain.IterDataset):
         self.window, self.rows, self.steps = config.window, config.rows // stream[1], experiment.steps
         self.name = config.mixture
         self.function = find_part(str(config.mixture), {}, "data.mixture", Callable, files=True)
+        for step in {*range(0, self.steps, max(self.steps // 100, 1)), self.steps - 1}:
+            self.weights(step)  # a function that goes wrong late is refused at the start
 
     def __iter__(self) -> grain.DatasetIterator:
         return _Iterator(self)
 
     def weights(self, step: int) -> list[float]:
         """Returns weights that add up to 1. Raises ValueError, naming the step, if the function's do not fit."""
-        weights = [float(weight) for weight in self.function(step, self.steps)]
-        whole = math.fsum(weights)
+        returned = self.function(step, self.steps)
+        try:
+            weights = [float(weight) for weight in returned]
+            whole = math.fsum(weights)
+        except (TypeError, ValueError):
+            weights, whole = [], 0.0
         if len(weights) != len(self.sources) or min(weights) < 0 or not 0 < whole < math.inf:
             raise ValueError(
-                f"data.mixture={self.name!r}: returns {weights} at step {step}. Return {len(self.sources)} weights"
-                " of at least 0, not all 0"
+                f"data.mixture={self.name!r}: returns {weights or returned!r} at step {step}. Return"
+                f" {len(self.sources)} weights of at least 0, not all 0"
             )
         return [weight / whole for weight in weights]
 

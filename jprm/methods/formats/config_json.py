@@ -280,7 +280,12 @@ def values_of(fields: Fields, family: Family) -> dict[str, Any]:
         **family.ropes(fields, family, windows),
         rotary_dim=_rotary_dim(fields, head_dim),
     )
-    return values | dict(family.values(fields, values))
+    its_own = family.values(fields, values)
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    if not isinstance(its_own, Mapping) or not its_own.keys() <= known:
+        wrong = ", ".join(its_own.keys() - known) if isinstance(its_own, Mapping) else repr(its_own)
+        raise ValueError(f"{fields.path}: the family {family.name!r} sets {wrong}, which is no field of ModelConfig")
+    return values | its_own
 
 
 def _rotary_dim(fields: Fields, head_dim: int) -> int:

@@ -141,6 +141,11 @@ def arranged(file: Readable, folder: str | os.PathLike, config: ModelConfig | No
     family = families.find(fields)
     config = config or model_config(folder)
     stored = family.tensors(family.fields(fields), config)
+    if unknown := stored.keys() - {*NAMES, *decoder.file_shapes(config), "head"}:
+        known = ", ".join(decoder.file_shapes(config))
+        raise ValueError(
+            f"{folder}: the family {family.name!r} has tensors for {min(unknown)!r}; the roles are {known}"
+        )
     file = Unpacked(file) if any(name.endswith(BLOCKS) for name in file) else file
     return Arranged(file, stored, config) if stored else file
 

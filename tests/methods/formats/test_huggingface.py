@@ -212,6 +212,33 @@ def test_a_family_outside_is_one_record(tmp_path, monkeypatch):
     refused(ValueError, "OTHER", model_config, tmp_path / "mine")
 
 
+WRONG = """
+from jprm.methods.formats.config_json import Family, Stored
+
+FEATURE = Family("llama", lambda fields, values: {"convolution": 4})
+NOTHING = Family("llama", lambda fields, values: None)
+DESIGN = Family("llama", lambda fields, values: {"design": "mamba"})
+KIND = Family("llama", lambda fields, values: {"mixers": ("mamba",)})
+FIELD = Family("llama", lambda fields, values: {"qk_norm": fields.flag("norms", None)})
+ROLE = Family("llama", tensors=lambda fields, config: {"qeury": Stored("self_attn.q_proj.weight")})
+SHAPE = Family("llama", tensors=lambda fields, config: {"query": Stored("self_attn.q_proj.weight", lambda x: x[:3])})
+OBJECT = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("FEATURE", "'llama' sets convolution"), ("NOTHING", "'llama' sets None"), ("DESIGN", "design='mamba'"),
+     ("KIND", "'mamba'"), ("FIELD", "norms is None"), ("ROLE", "'qeury'; the roles are .*query"),
+     ("SHAPE", r"q_proj.weight is of shape \(3, 32\)"), ("OBJECT", "wrong.py:OBJECT"), ("NONE", "wrong.py:NONE")],
+)  # fmt: skip
+def test_a_record_that_asks_for_an_unknown_feature_is_refused(tmp_path, monkeypatch, name, message):
+    make(tmp_path, "llama")
+    (tmp_path / "wrong.py").write_text(WRONG)
+    monkeypatch.setenv("JPRM_FAMILIES", f"{tmp_path / 'wrong.py'}:{name}")
+    refused(ValueError, message, lambda: load_decoder(tmp_path, model_config(tmp_path)))
+
+
 @pytest.mark.parametrize("name", MISSING)
 def test_a_refused_family_says_what_is_missing(tmp_path, name):
     configured(tmp_path, model_type=name)
