@@ -176,6 +176,13 @@ class Experiment:
                 f"base_dtype={self.base_dtype!r} needs a base, model.remat {' or '.join(_RECOMPUTED)}, and"
                 " model.product_layers=0: all else keeps what the base's matrices stand for, of every layer"
             )
+        for field, pattern in self.patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{field}={pattern!r} is no regular expression: {error}") from None
+        if self.new_parameters and not self.base:
+            raise ValueError(f"new_parameters={self.new_parameters!r} needs a base, which lacks them; leave it empty")
         if self.probe_rows < 0:
             raise ValueError(f"probe_rows={self.probe_rows} must not be negative")
         if self.probe_rows and self.model.head_hidden:
@@ -191,6 +198,14 @@ class Experiment:
             raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
             raise ValueError(f"keep_every={self.keep_every} is no multiple of checkpoint_every={self.checkpoint_every}")
+
+    @property
+    def patterns(self) -> list[tuple[str, str]]:
+        """(field, regular expression) for each pattern over the paths of parameters."""
+        optimizer, lora = self.optimizer, ("lora.targets", self.lora.targets)
+        fields = {f"optimizer.{field}": getattr(optimizer, field) for field in ("no_decay", "freeze")}
+        factors = [("optimizer.rate_factors", pattern) for pattern, _ in optimizer.rate_factors]
+        return [*fields.items(), *factors, lora, ("new_parameters", self.new_parameters)]
 
     @property
     def rereads(self) -> bool:
@@ -375,27 +390,11 @@ class OptimizerConfig:
         for field in ("learning_rate", "warmup_steps", "weight_decay", "clip_norm", "spike"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise ValueError(f"optimizer.{field}={getattr(self, field)} must be a finite number, not below 0")
-        patterns = {
-            "no_decay": [self.no_decay],
-            "freeze": [self.freeze],
-            "rate_factors": [p for p, _ in self.rate_factors],
-        }
-        for field, pattern in ((field, pattern) for field, regexes in patterns.items() for pattern in regexes):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"optimizer.{field}={pattern!r} is no regular expression: {error}") from None
         for field, known in {"name": ("adamw", "muon"), "decay": ("constant", "cosine", "linear")}.items():
             if (value := getattr(self, field)) not in known and ":" not in value:
                 raise ValueError(f"optimizer.{field}={value!r} is not one of {', '.join(known)}, nor FILE.py:NAME")
         if self.spike and not self.spike > 1:
             raise ValueError(f"optimizer.spike={self.spike} must be above 1, or 0 for never")
-
-    @property
-    def chosen_patterns(self) -> list[tuple[str, str]]:
-        """(field, pattern) for each pattern set by the user; each must match a parameter."""
-        patterns = [("no_decay", self.no_decay)] if self.no_decay not in ("", OptimizerConfig.no_decay) else []
-        return patterns + [("rate_factors", pattern) for pattern, _ in self.rate_factors]
 
     @property
     def guarded(self) -> bool:

@@ -298,8 +298,9 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
         check_adapted(params, freeze)
         adapters = jax.jit(init_adapters, static_argnums=(0, 1, 2))(lora, model, freeze, jax.random.fold_in(key, 1))
     trained, frozen = split(join(params, adapters), freeze, TRAINED if lora.rank else "")
-    for field, pattern in experiment.optimizer.chosen_patterns:
-        check_matches(field, pattern, [*trained, *frozen])
+    for field, pattern in experiment.patterns:  # `split`, `init_adapters` and `load_decoder` check the others
+        if field in ("optimizer.no_decay", "optimizer.rate_factors") and pattern not in ("", OptimizerConfig.no_decay):
+            check_matches(field, pattern, [*trained, *frozen])
     small = [path for path in loaded or params if path in trained and path.startswith("decoder/")]
     if experiment.rereads and small:
         raise ValueError(

@@ -11,7 +11,7 @@ from refusing import refused
 from tiny_run import lines, one_device
 
 from jprm import train as training
-from jprm.experiment import OptimizerConfig
+from jprm.experiment import OptimizerConfig, override
 from jprm.model.mesh import MeshConfig, make_mesh, sharding
 from jprm.model.parameters import join, split
 from jprm.model.transformer import axes_of
@@ -154,9 +154,13 @@ def test_muon_continues_bit_for_bit_on_eight_devices(tiny_run, tmp_path):
     assert whole[3:] == parts[-3:]
 
 
-def test_a_pattern_that_matches_no_parameter_is_refused(tiny_run):
-    for field, value in {"rate_factors": (("layers_3/", 0.5),), "no_decay": "layer_norm"}.items():
-        optimizer = dataclasses.replace(tiny_run.experiment.optimizer, **{field: value})
-        experiment = dataclasses.replace(tiny_run.experiment, optimizer=optimizer)
-        with one_device(), jax.set_mesh(make_mesh(experiment.mesh)):
-            refused(ValueError, f"{field}=.* matches no parameter", initial_state, experiment)
+@pytest.mark.parametrize("lora", [[], ["lora.rank=2"]])
+def test_a_pattern_that_matches_no_parameter_is_refused(tiny_run, lora):
+    """Layers of another name or number, with the paths in the message. (`new_parameters`: test_deltanet.)"""
+    factors = 'optimizer.rate_factors=[["head", 2], ["layers_3/", 0.5]]'
+    for setting in (factors, "optimizer.no_decay=layer_norm", "optimizer.freeze=layers_3/", "lora.targets=/q_proj$"):
+        if lora or "lora" not in setting:
+            experiment = override(tiny_run.experiment, [*lora, setting])
+            with one_device(), jax.set_mesh(make_mesh(experiment.mesh)):
+                field = setting.partition("=")[0].removeprefix("optimizer.")
+                refused(ValueError, f"{field}=.*(matches|names) no .*decoder/layers_0/query", initial_state, experiment)
