@@ -233,7 +233,7 @@ stop_and_end() {
 
 further=("${@:2}") # for gcloud
 case "${1:-}" in
-  create | watch) "$1" ;;
+  create | watch) takes_options "$@"; "$1" ;;
   deploy | launch | status | logs | stop | delete) takes_none "$@"; "$1" ;;
   *) usage ;;
 esac

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Sourced by the launchers: `run COMMAND ...` prints a command and runs it unless dry=1; `usage` prints the script's first
-# comment and exits; `takes_none` refuses options; `forward` collects what every process of the run gets.
+# comment and exits; `takes_none` and `takes_options` refuse words; `forward` collects what every process of the run gets.
 run() {
   local word line="+"
   for word in "$@"; do
@@ -18,6 +18,12 @@ usage() {
 # Refuses words behind a command that takes none.
 takes_none() {
   [ $# -le 1 ] || { echo "error: $1 takes no option, and was given ${*:2}" >&2; exit 2; }
+}
+
+# Refuses words behind a command that takes options of another program if the first is no option, and --dry-run there.
+takes_options() {
+  case ${2:--} in -*) ;; *) echo "error: $1 takes options, and $2 is none" >&2; exit 2 ;; esac
+  case " ${*:2} " in *" --dry-run "*) echo "error: --dry-run goes before $1" >&2; exit 2 ;; esac
 }
 
 # Fills `environment` with NAME=VALUE for every exported JPRM_* but the key of a server, for JAX_COMPILATION_CACHE_DIR, and

@@ -110,6 +110,7 @@ BATCH
 }
 
 array() {
+  case ${1:--} in -*) echo "error: array: name a command that takes --shard, e.g. score --model M" >&2; exit 2 ;; esac
   run mkdir -p "$logs"
   if [ "$dry" = 1 ]; then array_script "$@"; return; fi
   array_script "$@" | sbatch
@@ -137,7 +138,8 @@ stop() { run scancel --signal=TERM --name "$NAME" --me; }
 delete() { run scancel --name "$NAME" --me; }
 
 case "${1:-}" in
-  launch | array) "$@" ;;
+  launch) takes_options "$@"; "$@" ;;
+  array) "$@" ;;
   script | status | logs | stop | delete) takes_none "$@"; "$1" ;;
   *) usage ;;
 esac

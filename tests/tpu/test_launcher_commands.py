@@ -56,6 +56,7 @@ def called(tmp_path):
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
+        run.printed = done.stdout
         return [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
 
     return run
@@ -102,11 +103,13 @@ LAUNCHED = {  # launcher, command, settings: the subcommands that are called
     ("gke", "logs", ""): ["logs"],
     ("gke", "stop", ""): ["patch jobset"],
     ("gke", "delete", ""): ["delete jobset"],
+    ("gke", "manifest", ""): [],
     ("slurm", "launch --partition=gpu --account=a --qos=high", ""): [""],
     ("slurm", "array score --model m --input i", ""): [""],
     ("slurm", "status", ""): ["", "storage cat"],
     ("slurm", "stop", ""): [""],
     ("slurm", "delete", ""): [""],
+    ("slurm", "script", ""): [],
 }
 
 
@@ -128,6 +131,18 @@ def test_a_command_is_called_with_options_that_its_reference_has(called, case):
             check(shlex.split(line))
         for line in re.findall(r"scontrol requeue \S+", "".join(batches)):
             check(shlex.split(line.rstrip(";")))
+
+
+@pytest.mark.parametrize("workdir", ["gs://bucket/runs/x", "/shared/runs/x"])
+def test_slurms_script_is_the_one_submitted_and_logs_follow_its_output(called, tmp_path, workdir):
+    settings = SLURM | {"WORKDIR": str(tmp_path / "run") if workdir.startswith("/") else workdir}
+    (submitted,) = (call["input"] for call in called("slurm", "launch", **settings) if call["words"][0] == "sbatch")
+    assert called("slurm", "script", **settings) == [] and called.printed == submitted
+    (tmp_path / "bin" / "tail").write_text(STAND_IN)
+    (tmp_path / "bin" / "tail").chmod(0o755)
+    (call,) = called("slurm", "logs", **settings)
+    output = re.search(r"#SBATCH --output=(.*)", submitted)[1].replace("%x", RUN["NAME"])
+    assert call["words"] == ["tail", "-n", "50", "-f", output] and pathlib.Path(output).is_absolute()
 
 
 def test_a_call_that_a_reference_lacks_is_found():

@@ -164,10 +164,32 @@ def test_further_options_of_create_reach_gcloud(command):
     assert [word for word in words if word in further] == further
 
 
-@pytest.mark.parametrize("script, command", [("queued", "deploy"), ("queued", "stop"), ("gke", "launch")])
-def test_an_option_that_a_command_does_not_take_is_refused(script, command):
-    done = call(script, "--dry-run", command, "--reserved", **RUN | SCRIPTS[script])
-    assert done.returncode == 2 and "--reserved" in done.stderr
+WITHOUT_OPTIONS = {
+    "queued": ["deploy", "launch", "status", "logs", "stop", "delete"],
+    "gke": ["build", "launch", "submit", "status", "logs", "stop", "delete", "manifest"],
+    "slurm": ["script", "status", "logs", "stop", "delete"],
+}
+
+
+@pytest.mark.parametrize("script", WITHOUT_OPTIONS)
+def test_an_option_that_a_command_does_not_take_is_refused(script):
+    for command in WITHOUT_OPTIONS[script]:
+        for word in ("--reserved", "--dry-run", "now"):
+            done = call(script, "--dry-run", command, word, **RUN | SCRIPTS[script])
+            assert done.returncode == 2 and word in done.stderr, (command, word)
+    unknown = call(script, "--dry-run", "lunch", **RUN | SCRIPTS[script])
+    assert unknown.returncode == 2 and "tpu/" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "words"),
+    [("queued", "create", "launch"), ("queued", "create", "--reserved --dry-run"), ("queued", "watch", "--dry-run"),
+     ("slurm", "launch", "--dry-run"), ("slurm", "launch", "gpu"), ("slurm", "array", ""),
+     ("slurm", "array", "--dry-run score --model m"), ("setup", "--fast", ""), ("setup", "--extra tpu now", "")],
+)  # fmt: skip
+def test_words_that_another_program_would_get_by_mistake_are_refused(script, command, words):
+    done = call(script, *command.split(), *words.split(), **RUN | SCRIPTS[script] | {"HOURS": "1"})
+    assert done.returncode == 2 and "error: " in done.stderr and not done.stdout
 
 
 def test_packages_of_an_experiment_are_installed_on_every_host():
