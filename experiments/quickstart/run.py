@@ -7,13 +7,15 @@ A policy learns word problems (`task.py`) from solutions whose authors have habi
 are labelled by rollouts and by a formal checker; two process reward models and an outcome reward model are trained on
 the same chains for the same tokens; and on problems that none of them has seen, the ways of using them are compared.
 
-Everything is measured in the run, from the seed; a stage whose output is there is not run again. README.md has the
-figures of three seeds, and says how the task and the habits were chosen.
+Everything is measured in the run, from the seed; a stage whose output is there is not run again. A run repeats bit for
+bit on CPUs of one kind, however many cores they have. README.md has the figures of three seeds, and says how the task
+and the habits were chosen.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import resource
 import sys
@@ -213,6 +215,7 @@ def formally_labelled(record: dict, world: ModuleType) -> dict:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("NPROC", "2")  # XLA's threads: they share sums, so their number changes the last digits
     jax.config.update("jax_platforms", "cpu")  # its models are made for one; updates of 4 rows suit no more devices
     try:
         tyro.cli(main)
