@@ -48,17 +48,14 @@ class PackReport:
     truncated: int = 0  # steps dropped because they do not fit a row, not in `steps`
     truncated_labelled: int = 0
     pairs_lost: int = 0  # pairs of labelled alternatives that are in different rows, because a tree was split
+    problem_pairs_lost: int = 0  # the same for all labelled steps of a tree
 
     def __add__(self, other: PackReport) -> PackReport:
         return PackReport(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 
     @property
-    def padding(self) -> int:
-        return self.cells - self.tokens
-
-    @property
     def padding_share(self) -> float:
-        return self.padding / max(self.cells, 1)
+        return (self.cells - self.tokens) / max(self.cells, 1)
 
     @property
     def saved(self) -> int:
@@ -348,6 +345,7 @@ def lay_out(
 def _count(tree: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part]) -> PackReport:
     depth_M, laid_out = shape.depth_R[kept.run_M], sum(len(part.tree.tokens_N) for part in parts)
     labelled = int((kept.weight_M > 0).sum())
+    lost = [_pairs(kept, True, a) - sum(_pairs(part.tree, part.owned_M, a) for part in parts) for a in (True, False)]
     return PackReport(
         trees=1,
         tokens=laid_out,
@@ -358,7 +356,8 @@ def _count(tree: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part])
         labelled=labelled,
         truncated=len(tree.run_M) - len(depth_M),
         truncated_labelled=int((tree.weight_M > 0).sum()) - labelled,
-        pairs_lost=_pairs(kept) - sum(_pairs(part.tree, part.owned_M) for part in parts),
+        pairs_lost=lost[0],
+        problem_pairs_lost=lost[1],
     )
 
 
@@ -369,7 +368,7 @@ def _leaves(tree: TokenTree) -> Bool[np.ndarray, " M"]:
     return leaf_M
 
 
-def _pairs(tree: TokenTree, some_M: Bool[np.ndarray, " M"] | bool = True) -> int:
-    """Counts pairs of labelled alternatives among the marked steps."""
-    siblings = np.bincount(tree.above_M[(tree.weight_M > 0) & some_M] + 1)
-    return int((siblings * (siblings - 1) // 2).sum())
+def _pairs(tree: TokenTree, some_M: Bool[np.ndarray, " M"] | bool, alternatives: bool) -> int:
+    """Counts pairs of labelled `alternatives`, or of any labelled steps, among the marked steps."""
+    rivals = np.bincount((tree.above_M[(tree.weight_M > 0) & some_M] + 1) * alternatives)
+    return int((rivals * (rivals - 1) // 2).sum())

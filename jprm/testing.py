@@ -470,7 +470,8 @@ def _split(part: Part) -> float:
 
 
 def _comparable(part: Part, packed: Packed) -> Rows:
-    if getattr(part.objective, "pairs", False) and packed.report.pairs_lost:
+    pairs, report = getattr(part.objective, "pairs", False), packed.report
+    if pairs and (report.problem_pairs_lost if pairs == "problem" else report.pairs_lost):
         raise NotApplicable("the objective has `pairs`, and training counts those that rows separate (pairs_lost)")
     return packed.rows
 

@@ -4,7 +4,8 @@ With pi the model, ref the frozen reference and y a chain's tokens, r(y) = beta 
 
     cross_entropy   -l log sigmoid(r(y)) - (1 - l) log(1 - sigmoid(r(y))), with outcome l
     dpo             -log sigmoid(r(y) - r(z)) over correct chains y and incorrect chains z of one problem
-                    (Rafailov et al. 2023, arXiv 2305.18290); pairs that are in different rows are left out
+                    (Rafailov et al. 2023, arXiv 2305.18290); pairs that are in different rows are left out, and
+                    counted as `pairs_lost`
 
 Summed only up to a step's end, r is the step's score (`LogRatio`).
 
@@ -168,6 +169,10 @@ class Implicit:
     def log_ratio(self) -> float:
         """The factor that scores have over the log ratio."""
         return self.beta
+
+    @property
+    def pairs(self) -> bool | str:
+        return self.loss == "dpo" and "problem"
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
         some_BT = scored_tokens(rows, config)

@@ -55,8 +55,8 @@ class OfSteps:
     supervise: tuple[str, ...] = ()  # values of data.supervise; (): all that the head takes
 
     @property
-    def pairs(self) -> bool:
-        """Whether it compares alternatives; training then logs the pairs lost by splitting."""
+    def pairs(self) -> bool | str:
+        """True if it compares alternatives, "problem" for all steps of a tree. Training logs pairs that splits lose."""
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
@@ -218,13 +218,13 @@ class BradleyTerry(OfSteps):
     among: Literal["alternatives", "problem"] = "alternatives"
 
     @property
-    def pairs(self) -> bool:
-        return self.among == "alternatives"
+    def pairs(self) -> bool | str:
+        return self.among == "alternatives" or self.among
 
     def of_logits(self, logit_BSC, rows, config):
         head = heads.find(config.model.head)
         target_BS, weight_BS = targets(rows, config.target)
-        rival_BSS = siblings(rows) if self.pairs else rows.tree[:, :, None] == rows.tree[:, None, :]
+        rival_BSS = siblings(rows) if self.pairs is True else rows.tree[:, :, None] == rows.tree[:, None, :]
         better_BSS = rival_BSS & (target_BS[:, :, None] > target_BS[:, None, :])
         loss, count, correct = pair_loss(
             log_odds(head, logit_BSC), better_BSS * weight_BS[:, :, None] * weight_BS[:, None, :]

@@ -170,9 +170,10 @@ class Log:
             self.write({"step": step, **(more or {}), **means, **skips})
             self.sum, self.steps, self.skipped, self.since, self._times = None, 0, 0, now, []
 
-    def write_losses(self, step: int, report: PackReport, pairs: bool) -> None:
-        """Logs the truncated labels and lost pairs (if `pairs` are compared) since training began, if any."""
-        lost = {"truncated_labels": report.truncated_labelled, "pairs_lost": report.pairs_lost if pairs else 0}
+    def write_losses(self, step: int, report: PackReport, pairs: Any) -> None:
+        """Logs the truncated labels and the lost pairs, if the objective has such `pairs`, since training began."""
+        apart = report.problem_pairs_lost if pairs == "problem" else report.pairs_lost if pairs else 0
+        lost = {"truncated_labels": report.truncated_labelled, "pairs_lost": apart}
         if any(lost.values()):
             self.write({"step": step, **{name: count for name, count in lost.items() if count}})
 

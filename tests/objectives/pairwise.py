@@ -1,7 +1,8 @@
 """A pairwise ranking objective in one file: Bradley-Terry on alternatives of one step (Bradley and Terry 1952).
 
 Where step i is labelled better than its alternative j, the loss is -log sigmoid(s_i - s_j), with s the log-odds of the
-head. The count is the number of such pairs. An experiment names it `FILE.py:bradley_terry`.
+head. The count is the number of such pairs. An experiment names it `FILE.py:bradley_terry`. With `pairs = True`
+training logs the pairs that rows separate.
 """
 
 import jax
@@ -24,3 +25,6 @@ def bradley_terry(params, rows, config):
     loss = -jnp.sum(pair_BSS * jax.nn.log_sigmoid(margin_BSS))
     judged = Judged(*find(config.model.head).judge(logit_BSC, target_BS), weight_BS)
     return loss, jnp.sum(pair_BSS), {"pair_accuracy": jnp.sum(pair_BSS * (margin_BSS > 0)), "scores": judged}
+
+
+bradley_terry.pairs = True
