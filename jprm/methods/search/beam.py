@@ -27,7 +27,7 @@ class Beam:
     tree has no result but a reason.
 
     For example:
-      jprm search beam --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --width 4 \\
+      jprm search beam --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --width 4 \
         --expand 4 --output beam.jsonl
 
     Attributes:
@@ -56,7 +56,7 @@ class DVTS:
     budget ends before a chain is finished, the tree has no result but a reason.
 
     For example:
-      jprm search dvts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+      jprm search dvts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \
         --subtrees 4 --expand 4 --output dvts.jsonl
 
     Attributes:

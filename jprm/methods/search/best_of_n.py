@@ -19,9 +19,9 @@ class BestOfN:
     The output is a pool file, which `jprm eval best-of-n` reads as well.
 
     For example:
-      jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --n 64 \\
+      jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 20000 --n 64 \
         --output best.jsonl
-      jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+      jprm search best-of-n --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \
         --choose weighted --output votes.jsonl
 
     Attributes:

@@ -21,7 +21,7 @@ class MCTS:
     r"""Monte Carlo tree search: PUCT decides where to continue, the model's score is a leaf's value.
 
     For example:
-      jprm search mcts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+      jprm search mcts --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \
         --simulations 64 --expand 4 --rollouts 1 --output mcts.jsonl
 
     Attributes:

@@ -25,7 +25,7 @@ class Particles:
     It samples about `particles` times one chain's tokens. Particles at one prefix share its computation.
 
     For example:
-      jprm search particles --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+      jprm search particles --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \
         --particles 8 --output particles.jsonl
 
     Attributes:

@@ -21,7 +21,7 @@ class Refine:
     A finished chain beats a cut-off one, whatever their scores.
 
     For example:
-      jprm search refine --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \\
+      jprm search refine --policy server.json --model runs/prm --input problems.jsonl --budget 20000 \
         --rounds 8 --drafts 4 --output refine.jsonl
 
     Attributes:

@@ -83,8 +83,14 @@ def test_help_fits_the_terminal(columns, capsys, monkeypatch):
     for words in (["serve"], ["runs"], ["eval", "processbench"]):
         with pytest.raises(SystemExit):
             cli.main([*words, "--help"])
-        lines = [line.replace("\u200b", "").rstrip() for line in capsys.readouterr().out.splitlines()]
+        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
         assert not [line for line in lines if len(line) > columns and not line.startswith("  ")]
+
+
+def test_lines_of_an_example_end_with_one_backslash():
+    docs = {" ".join(words): str(getattr(cli.app.chosen(words), "__doc__", "")) for words in COMMANDS}
+    assert [name for name, doc in docs.items() if "\\\n" in doc]
+    assert not [name for name, doc in docs.items() if "\\\\" in doc]
 
 
 @pytest.mark.parametrize("words", [["search", "beam"], ["score"], ["serve"], ["label", "mc"], ["prepare"]])
