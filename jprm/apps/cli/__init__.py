@@ -30,11 +30,11 @@ from jprm.apps.cli.arguments import (
     Distributed,
     Files,
     Folder,
-    Help,
     Model,
     Number,
     OnError,
     Settings,
+    arranging,
     check_judge,
     run_of,
     scorer_of,
@@ -504,7 +504,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _check_addresses(args)
                 _add_own(*args[:2])
                 helps = {"-h", "--help"} & set(args)
-                with Help(sys.stdout, app.chosen(args)) if helps else contextlib.nullcontext():
+                with arranging(app.chosen(args)) if helps else contextlib.nullcontext():
                     app.cli(prog="jprm", description=DESCRIPTION, args=args)
             return 0
         finally:

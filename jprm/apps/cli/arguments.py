@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
+import io
 import itertools
 import os
 import re
@@ -14,7 +16,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TextIO, TypeVar, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from tyro.conf import Positional, arg
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -93,7 +95,7 @@ def _place(words: Sequence[str]) -> Place:
 class Commands(SubcommandApp):
     """A group of commands. The group's help shows one sentence per command; `COMMAND --help` shows its whole docstring.
 
-    Argument descriptions are joined to paragraphs, because tyro would keep the line breaks of the docstring.
+    Paragraphs and descriptions of arguments become single lines, as tyro would keep some of their line breaks.
     """
 
     def __init__(self) -> None:
@@ -104,7 +106,8 @@ class Commands(SubcommandApp):
         if func is None:
             return lambda func: self.command(func, name=name, help=help)
         if inspect.isfunction(func):
-            func.__doc__ = re.sub(r"\n {8,}", " ", inspect.cleandoc(func.__doc__ or ""))
+            doc = re.sub(r"\n {8,}", " ", inspect.cleandoc(func.__doc__ or ""))
+            func.__doc__ = re.sub(r"^(\S.*)\n(?=\S)", r"\1 ", doc, flags=re.MULTILINE)
         self.registered[name or func.__name__] = func, help or func.__doc__ or ""
         return func
 
@@ -146,11 +149,10 @@ class Commands(SubcommandApp):
             chosen = [word.replace("_", "-") for word in args[:1]] == [name.replace("_", "-")]
             sentence = " ".join(about.split("\n\n")[0].split())
             if isinstance(func, Commands):
-                super().command(func, name=name, help=_wrapped(about) if chosen else sentence)
+                super().command(func, name=name, help=about if chosen else sentence)
                 func._describe(args[1:] if chosen else [])
                 continue
             if chosen and {"-h", "--help"} & set(args):
-                func.__doc__ = _wrapped(func.__doc__ or "")
                 for hint in typing.get_type_hints(func).values():
                     _join_lines(hint)
             super().command(func, name=name, help=None if chosen else sentence)
@@ -262,44 +264,33 @@ def _checked(
     return words
 
 
-KEPT = "\u200b"
-"""Zero-width prefix that keeps tyro from joining a line to the previous one. `Help` removes it."""
-
 SHOWN_FIRST = 8
 """Options above the heading `more options` of a command's help."""
 
 
-class Help:
-    """Wraps standard output: collects the help of `chosen`, and prints it `arranged` at the end of a `with` block."""
-
-    def __init__(self, to: TextIO, chosen: Callable[..., Any] | None):
-        self._to, self._options, self._text = to, options_of(chosen) if chosen else {}, ""
-
-    def write(self, text: str) -> int:
-        self._text += text
-        return len(text)
-
-    def __enter__(self) -> None:
-        sys.stdout = cast(TextIO, self)
-
-    def __exit__(self, *error: object) -> None:
-        sys.stdout = self._to
-        self._to.write(arranged(self._text.replace(KEPT, ""), self._options))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._to, name)
+@contextlib.contextmanager
+def arranging(chosen: Callable[..., Any] | None) -> Iterator[None]:
+    """Collects the help of `chosen`, and prints it `arranged` at the end of a `with` block."""
+    console = {"encoding": sys.stdout.encoding, "isatty": sys.stdout.isatty}  # tyro asks for them
+    text = type("Text", (io.StringIO,), console)()
+    try:
+        with contextlib.redirect_stdout(text):
+            yield
+    finally:
+        sys.stdout.write(arranged(text.getvalue(), options_of(chosen) if chosen else {}))
 
 
 def arranged(text: str, options: Mapping[str, Option]) -> str:
-    """Sorts the options in tyro's help: required ones, those marked `FIRST`, others; and adds `more options`.
+    """Fills prose to the terminal; sorts options: required, marked `FIRST`, others; adds the heading `more options`.
 
     Where UTF-8 cannot be printed, tyro draws a title above a line in place of a box.
     """
-    lines = text.split("\n")
+    fill = functools.partial(textwrap.fill, width=max(40, shutil.get_terminal_size().columns))
+    lines = re.sub(r"^(?!usage)[\w`({].*", lambda line: fill(line[0]), text, flags=re.MULTILINE).split("\n")
     plain = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
     top = next((i for i, line in enumerate(plain) if re.match(r"(╭─)? options ", line)), None)
     if top is None:
-        return text
+        return "\n".join(lines)
     matches = {i: re.match(r"[│ ] (?:-h, )?--([\w.-]+)", plain[i]) for i in range(top, len(plain))}
     begins = {i: match[1] for i, match in matches.items() if match}
     end = next(i for i in range(max(begins), len(plain)) if plain[i].startswith("╰") or not plain[i].strip())
@@ -322,17 +313,6 @@ def _join_lines(kind: Any) -> None:
         about, mark, rest = (base.__doc__ or "").partition("Attributes:")
         if mark:
             base.__doc__ = about + mark + re.sub(r"\n {8,}", " ", rest)
-
-
-def _wrapped(doc: str) -> str:
-    """Fills the paragraphs of a docstring to the terminal width, except examples and the `Args:` section."""
-    width = max(40, shutil.get_terminal_size().columns)
-    about, arguments, rest = doc.partition("\n\nArgs:")
-    paragraphs = about.split("\n\n")
-    filled = [textwrap.fill(text, width).replace("\n", f"\n{KEPT}") for text in paragraphs]
-    examples = ["\n " in text or text.startswith(" ") for text in paragraphs]
-    wrapped = [text if kept else fill for text, fill, kept in zip(paragraphs, filled, examples, strict=True)]
-    return "\n\n".join(wrapped) + arguments + rest
 
 
 def command(
