@@ -167,29 +167,21 @@ class Layers(nn.Module):
     def __call__(self, x_BTD, plans: Mapping[str, Any]):
         """Returns the residual stream, and the kinds' named sums over layers."""
         c, stacks = self.config, layers.stacks(self.config, self.first, self.stop)
-        stack = {role: _layer_param(self, role, c, *of_role) for role, of_role in stacks.items()}
+        stack: dict[str, Any] = {}
+        for role, (weight, size, at) in stacks.items():
+            shape = (len(at), *(size[axis] for axis in weight.axes))
+            scale = math.prod(size[axis] for axis in weight.inputs) ** -0.5 if weight.inputs else None
+            neutral = 0.0 if c.centred_norms else 1.0  # the parameter of a norm with factor 1
+            value = neutral if weight.value is None else weight.value
+            stack[role] = _param(self, role, shape, scale, value, weight.places)
         # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
         plain = {role: w for role, w in stack.items() if isinstance(w, Array) and not stacks[role][0].wide}
         stack |= {role: w.astype(c.dtype) for role, w in plain.items()}
         stack |= settings_of(c, self.first, self.stop)
-        return walk(x_BTD, stack, c, _rematerialised(plans, c, self.first, self.stop))
-
-
-def _layer_param(module: nn.Module, role: str, c: ModelConfig, weight: Weight, size: Mapping[str, int], at: tuple):
-    """Returns a parameter for the layers `at`, stacked."""
-    shape = (len(at), *(size[axis] for axis in weight.axes))
-    scale = math.prod(size[axis] for axis in weight.inputs) ** -0.5 if weight.inputs else None
-    neutral = 0.0 if c.centred_norms else 1.0  # the parameter of a norm with factor 1
-    return _param(module, role, shape, scale, neutral if weight.value is None else weight.value, weight.places)
-
-
-def _rematerialised(plans: Mapping[str, Any], config: ModelConfig, first: int, stop: int) -> list[Part]:
-    """Splits a group into parts that each have one `remat` policy."""
-    kept = min(config.product_layers, stop - first)
-    plain = dataclasses.replace(config, product_layers=0)
-    dots = dataclasses.replace(plain, remat="dots")
-    parts = [(first, stop - kept, plain), (stop - kept, stop, dots)]
-    return [(first, stop, _applied(plans, config)) for first, stop, config in parts if first < stop]
+        middle = self.stop - min(c.product_layers, self.stop - self.first)
+        plain = dataclasses.replace(c, product_layers=0)
+        parts = [(self.first, middle, plain), (middle, self.stop, dataclasses.replace(plain, remat="dots"))]
+        return walk(x_BTD, stack, c, [(a, b, _applied(plans, part)) for a, b, part in parts if a < b])
 
 
 def _applied(plans: Mapping[str, Any], config: ModelConfig) -> Callable:
@@ -597,12 +589,9 @@ def attention_kernels(config: ModelConfig, rows: int, tokens: int, split: Mappin
     return attention.find(config.attention).flops(config, rows, tokens, split["tensor"], split["context"])
 
 
-def attention_refuses(config: ModelConfig, context: int) -> str | None:
-    return attention.find(config.attention).refuses(config, None, context)
-
-
 ATTENTION = Kind(
-    ATTENTION_WEIGHTS, head_sizes, attend, attention_plan, attention_settings, attention_refuses, attention_flops,
+    ATTENTION_WEIGHTS, head_sizes, attend, attention_plan, attention_settings,
+    lambda config, context: attention.find(config.attention).refuses(config, None, context), attention_flops,
     attention_kernels, cached=layers.KEYS,
 )  # fmt: skip
 

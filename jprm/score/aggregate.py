@@ -74,14 +74,6 @@ def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dic
     return _rank_keys(jnp, score_BP, mask_BP)
 
 
-def host_rank_keys(
-    score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"]
-) -> dict[str, Float[np.ndarray, " B"]]:
-    """Computes `rank_keys` in numpy, for few chains with changing shapes, without compilation."""
-    with np.errstate(divide="ignore", invalid="ignore"):  # the logarithm of 0 is -inf here as well
-        return _rank_keys(np, score_BP, mask_BP)
-
-
 def _rank_keys(xp, score_BP, mask_BP):
     score_BP = xp.asarray(score_BP, xp.float32)
     some_B = mask_BP.any(-1)
@@ -136,7 +128,8 @@ def chain_scores(
     if rule in PROBABILITY_RULES and ((score_BP < 0) | (score_BP > 1)).any():
         raise ValueError(f"rule {rule!r} needs probabilities, but a score is outside [0, 1]: use 'min' or 'last'")
     score_BP[~known_B] = 0
-    key_B = host_rank_keys(score_BP, mask_BP)[rule].astype(float)
+    with np.errstate(divide="ignore", invalid="ignore"):  # the logarithm of 0 is -inf, as in jax
+        key_B = _rank_keys(np, score_BP, mask_BP)[rule].astype(float)  # not jitted: shapes change
     value_B = key_B
     if rule in ("prod", "mean_log"):  # whose keys are logarithms
         value_B = np.exp(key_B)

@@ -640,17 +640,15 @@ def in_flight(
 
 
 def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> None:
-    """Raises MemoryError if a device cannot hold the temporaries for `rows` rows with `tokens` tokens."""
+    """Raises MemoryError if a device cannot hold the temporaries for `rows` rows with `tokens` tokens.
+
+    A lower bound: hidden states, and the float32 logits if `attention` is `reference`.
+    """
+    pairs = config.heads * tokens * tokens * 4 if config.attention == "reference" else 0
     parts = mesh.size // row_parts(mesh)  # the devices that share a row
-    needed, memory = least_bytes(config, tokens, rows) // parts, memory_of(mesh)
+    needed, memory = rows * (2 * tokens * config.width * 4 + pairs) // parts, memory_of(mesh)
     if memory is not None and needed > memory:
         raise MemoryError(f"{needed:,} bytes at least for temporaries, and a device has {memory:,}")
-
-
-def least_bytes(config: ModelConfig, tokens: int, rows: int) -> int:
-    """Returns a lower bound on temporary bytes: hidden states, and `reference` attention's float32 logits."""
-    pairs = config.heads * tokens * tokens * 4 if config.attention == "reference" else 0
-    return rows * (2 * tokens * config.width * 4 + pairs)
 
 
 def memory_of(mesh: Mesh) -> int | None:

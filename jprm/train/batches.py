@@ -235,11 +235,6 @@ class PipelineConfig(DataConfig):
     stream: tuple[int, int] = (0, 1)  # (k, n): the k-th of n streams, which packs every n-th window
     chains: bool = False  # a row holds one chain; see `jprm.pack.pack`
 
-    @property
-    def stream_rows(self) -> int:
-        """Rows per batch from this stream."""
-        return self.rows // self.stream[1]
-
 
 COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
 """Names for the counts from `counted_batches`, in order."""
@@ -248,8 +243,8 @@ COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
 def counted_batches(trees: Source, config: PipelineConfig) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Returns row batches with packing counts; a window's counts are at its first row.
 
-    A batch has exactly `stream_rows` rows of numpy arrays. No row is dropped: rows left over when an epoch ends
-    begin the next epoch's first batch. Empty rows with weight 0 complete the very last batch.
+    With n streams a batch has exactly `rows` / n rows of numpy arrays. No row is dropped: rows left over when an epoch
+    ends begin the next epoch's first batch. Empty rows with weight 0 complete the very last batch.
 
     trees: random access (`len` and `[i]`) to token trees, which may be made lazily.
 
@@ -270,8 +265,9 @@ def rows_of(
     windows: grain.MapDataset[Any] | grain.IterDataset[Any], config: PipelineConfig, *, divided: bool = False
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Packs windows of token trees into batches; `divided` windows are this stream's, else it takes every n-th."""
-    (first, count), rows = config.stream, config.stream_rows
+    first, count = config.stream
     if isinstance(windows, grain.IterDataset):  # they are packed
+        rows = config.rows // count
         return grain.experimental.RebatchIterDataset(windows, rows).map(functools.partial(_fill_up, rows))
     if divided:
         packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))

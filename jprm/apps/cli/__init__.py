@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import inspect
 import os
 import re
@@ -486,6 +487,10 @@ app.command(
 )
 
 
+OWN = {"search": add_method, "eval": functools.partial(add_benchmark, evaluations), "label": add_labeller}
+"""Functions that register a command from the user's code, e.g. for `jprm search FILE.py:NAME`, by group."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status.
 
@@ -502,7 +507,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"jprm {jprm.__version__}")
             else:
                 _check_addresses(args)
-                _add_own(*args[:2])
+                group, name, *_ = (*args, "")
+                if group in OWN and ":" in name:
+                    OWN[group](name)
                 helps = {"-h", "--help"} & set(args)
                 with arranging(app.chosen(args)) if helps else contextlib.nullcontext():
                     app.cli(prog="jprm", description=DESCRIPTION, args=args)
@@ -541,16 +548,6 @@ def place_in(error: BaseException, files: Sequence[str]) -> str | None:
         last = last.tb_next
     file = os.path.realpath(last.tb_frame.f_code.co_filename) if last is not None else ""
     return f"{file_of_path[file]}:{last.tb_lineno}" if last is not None and file in file_of_path else None
-
-
-def _add_own(command: str = "", name: str = "") -> None:
-    """Registers a command from the user's code, e.g. for `jprm search FILE.py:NAME`."""
-    if ":" in name and command == "search":
-        add_method(name)
-    if ":" in name and command == "eval":
-        add_benchmark(evaluations, name)
-    if ":" in name and command == "label":
-        add_labeller(name)
 
 
 HALF_PAIRS = re.compile("[\ud800-\udfff]")

@@ -198,7 +198,8 @@ def _application(config: ServeConfig, key: str | None, policy: bool) -> Starlett
     registry = prometheus_client.CollectorRegistry()
     described = operations()
     document = openapi.document(described, key is not None, config.root_path)
-    pages = _pages(policy)
+    playground = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
+    pages = [page_route("/", playground, "playground.html"), *file_routes(PAGE)]
     routes = [
         *(Route(path, about.answer, methods=[about.verb.upper()]) for path, about in described.items()),
         *pages,
@@ -254,11 +255,6 @@ def operations() -> dict[str, Operation]:
         ),
     }
     return of_models | every
-
-
-def _pages(policy: bool) -> list[Route]:
-    playground = text_of_file("jprm.apps.serve:playground.html").replace("{{ policy }}", "yes" if policy else "no")
-    return [page_route("/", playground, "playground.html"), *file_routes(PAGE)]
 
 
 async def _models(request: Request) -> Response:

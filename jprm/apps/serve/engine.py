@@ -184,15 +184,10 @@ class Engine:
         self._elsewhere = 0.0  # seconds that the device thread spent compiling or on let-in work
         self._packing = 0  # tokens of the batch that is being packed
         self._current: list[_Job] = []  # the running batch, without let-in work
-        self._threads = self._started()
-
-    def _started(self) -> list[threading.Thread]:
-        """Starts the threads of the engine."""
         work = {"packing": self._pack, "device": self._work}
-        threads = [threading.Thread(target=do, name=f"jprm {name}", daemon=True) for name, do in work.items()]
-        for thread in threads:
+        self._threads = [threading.Thread(target=do, name=f"jprm {name}", daemon=True) for name, do in work.items()]
+        for thread in self._threads:
             thread.start()
-        return threads
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
         """Starts a thread that compiles the programs for chains of up to `longest` tokens."""
