@@ -2,6 +2,7 @@
 
     python -m experiments.studies.claims --out runs/claims --seeds 0   # continues; 50 minutes a seed on a busy core
     python -m experiments.studies.claims --out runs/claims --show      # the tables of claims.md
+    python -m experiments.studies.claims --quickstart runs/quickstart  # reward models of today's quickstart, paired
 
 Each study appends its rows to OUT/rows.jsonl when it finishes, and is not run again for that seed. Samples are drawn
 once and scored once per model. The authors' habits are fixed here; stories, sizes and optimizer are the quickstart's,
@@ -14,6 +15,7 @@ The studies, in order:
     searches      searches, particles and refinement beside best of n and majority at their own tokens
     rlvr          a policy before and after RLVR, by one sample, majority, best of 64 and weighted vote
     labels        labels by a checker, outcomes, rollouts, and a careless annotator: cost, quality, and their PRMs
+    gaming        a policy whose only reward is the PRM: right answers and the PRM's scores
 """
 
 from __future__ import annotations
@@ -35,13 +37,15 @@ from rich.console import Console
 import jprm
 from experiments.quickstart import judge, models, rl, run, task
 from experiments.studies.searches import at_own_tokens, mean_tokens
-from jprm.io.jsonl import write_records
+from jprm.io.jsonl import parse, write_records
 from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.evaluate.best_of_n import Pools, chosen_curves, pools_of
-from jprm.methods.evaluate.suite import read_suite, run_suite
+from jprm.methods.evaluate.processbench import f1_draws
+from jprm.methods.evaluate.suite import read_scores, read_suite, run_suite
 from jprm.methods.evaluate.votes import vote_accuracy
 from jprm.methods.policy.protocol import Problem
 from jprm.methods.policy.sampler import Sampler, SamplerConfig, load_sampler
+from jprm.methods.rl.config import GuardConfig
 from jprm.methods.rl.loop import train as train_policy
 from jprm.methods.search.beam import DVTS, Beam
 from jprm.methods.search.jobs import answers_of, choose
@@ -51,7 +55,7 @@ from jprm.methods.search.particles import Particles
 from jprm.methods.search.refine import Refine
 from jprm.score.scale import RULES
 from jprm.score.scorer import PRM
-from jprm.statistics import auroc, mean_differences
+from jprm.statistics import auroc, difference, mean_differences
 from jprm.train import train
 from jprm.tree import read_records, tree_of, with_scores
 
@@ -338,8 +342,55 @@ def write_suite(world: World) -> None:
     (world.out / "suite.json").write_text(json.dumps(suite) + "\n")
 
 
+def gaming(world: World) -> list[Row]:
+    """Three runs of the same policy and PRM, with other problems and samples; no guard ends a run."""
+    rows, at_start, at_end = [], [], []
+    for seed in range(3):
+        arm = rl.experiment("min_form", world.out, seed)
+        changes = {"updates": 12, "evaluate_every": 12, "checkpoint_every": 12, "reference": False}
+        arm = dataclasses.replace(arm, guards=GuardConfig(gaming=False), **changes)
+        start, end = train_policy(arm, world.out / f"gaming{seed}")["evaluations"]
+        at_start.append(start["gold_P"])
+        at_end.append(end["gold_P"])
+        scores = {f"PRM's lowest score, {name}": x["proxy"] for name, x in (("start", start), ("end", end))}
+        rows.append(gamed(f"run {seed}", at_start[-1:], at_end[-1:], world.seed) | scores)
+    return [*rows, gamed("all runs", at_start, at_end, world.seed)]
+
+
+def gamed(name: str, start_RP: Sequence[Any], end_RP: Sequence[Any], seed: int) -> Row:
+    start_P, end_P = np.mean(start_RP, 0), np.mean(end_RP, 0)
+    return {
+        "row": name,
+        "right, start": estimated(start_P, seed),
+        "right, end": estimated(end_P, seed),
+        "end less start": estimated(end_P - start_P, seed, False),
+    }
+
+
+def of_quickstart(folder: pathlib.Path) -> list[Row]:
+    """Returns the PRM on formal labels of a finished quickstart, less the models on outcomes and rollouts."""
+    suites = {name: parse((folder / "judged" / name / "results.json").read_bytes(), name) for name in judge.NAMED}
+    files = {name: read_scores(folder / "judged" / name, suite) for name, suite in suites.items()}
+    seed, rule = suites["formal"]["seed"], {name: suite["model"]["rule"] for name, suite in suites.items()}
+    chains = {name: {file: of_model[file] for file in ("chains", "tuning_chains")} for name, of_model in files.items()}
+    first = {name: f1_draws(of_model, "tuning_chains", seed)["tuned"]["chains"] for name, of_model in chains.items()}
+    pools = {name: pools_of(of_model["test_pools"]) for name, of_model in files.items()}
+    best = {name: chosen_curves(of_model)[rule[name]][:, -1] for name, of_model in pools.items()}
+    weights = np.stack([of_model.weight[rule[name]] for name, of_model in pools.items()], -1)
+    voted = dict(zip(pools, votes(pools["formal"], weights, seed)[:, -1].T, strict=True))
+    return [
+        {
+            "row": f"formal less {name}",
+            "best of 64": estimated(best["formal"] - best[name], seed, False),
+            "weighted vote": estimated(voted["formal"] - voted[name], seed, False),
+            "first errors, F1": in_percent(difference(first["formal"], first[name])._asdict()),
+        }
+        for name in ("outcome", "monte_carlo")
+    ]
+
+
 STUDIES: dict[str, Callable[[World], list[Row]]] = {
-    "labels_by_n": labels_by_n, "rules": rules, "searches": searches, "rlvr": rlvr, "labels": labels,
+    "labels_by_n": labels_by_n, "rules": rules, "searches": searches, "rlvr": rlvr, "labels": labels, "gaming": gaming,
 }  # fmt: skip
 
 
@@ -347,7 +398,8 @@ STUDIES: dict[str, Callable[[World], list[Row]]] = {
 
 
 def main(
-    out: pathlib.Path = pathlib.Path("runs/claims"), seeds: tuple[int, ...] = (0,), show: bool = False
+    out: pathlib.Path = pathlib.Path("runs/claims"), seeds: tuple[int, ...] = (0,), show: bool = False,
+    quickstart: pathlib.Path | None = None,
 ) -> None:  # fmt: skip
     """Run the studies.
 
@@ -355,7 +407,12 @@ def main(
         out: Folder for the rows and a world per seed. A stopped run continues.
         seeds: Of problems, policies, samples and models.
         show: Only print the tables of finished studies.
+        quickstart: Only print the differences between the reward models of this finished quickstart.
     """
+    if quickstart:
+        for row in of_quickstart(quickstart):
+            print(row.pop("row"), *(f"{name} {cell(figure)}" for name, figure in row.items()), sep=" | ")
+        return
     file = out / "rows.jsonl"
     finished = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     if show:
