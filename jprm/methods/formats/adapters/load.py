@@ -23,6 +23,7 @@ from jprm.methods.formats.adapters.published import OUTER, labelled, named, reco
 from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.methods.formats.chat_template import conversation_of, prompt_of, trims
 from jprm.methods.formats.config_json import NAMES
+from jprm.methods.formats.gguf import open_gguf
 from jprm.methods.formats.peft import MergedTensors
 from jprm.methods.implicit import LogRatio
 from jprm.model.attention import suited
@@ -154,10 +155,15 @@ class _Model:
         return kernel, tensor(f"{module}.bias", (count,))
 
 
-def context_of(a: Adapter, place: pathlib.Path) -> int | None:
-    """Returns the longest chain in tokens that the adapter and config.json allow; None if both are silent."""
-    fields = read_json(place / PUBLISHED) if (place / PUBLISHED).is_file() else {}
-    limits = (a.context, fields.get("max_position_embeddings"))
+def context_of(a: Adapter, *models: pathlib.Path) -> int | None:
+    """Returns the longest chain in tokens that the adapter and the models' files allow; None if all are silent."""
+    limits: list[Any] = [a.context]
+    for model in models:
+        if kind_of(model) == "gguf":
+            fields = open_gguf(model).fields
+            limits.append(fields.get(f"{fields['general.architecture']}.context_length"))
+        elif (model / PUBLISHED).is_file():
+            limits.append(read_json(model / PUBLISHED).get("max_position_embeddings"))
     return min((n for n in limits if type(n) is int and n > 0), default=None)
 
 
@@ -186,10 +192,10 @@ def _log_ratio(
     if a.joined:
         layout = layout_of(a, tokenizer, token_ids(a, tokenizer, config.vocab_size, folder))
     else:
-        layout = native_layout(tokenizer)
+        prompt, delimiter = "".join(a.problem), "".join(a.step).partition("{step}")[2]
         with contextlib.suppress(ValueError):  # it has no chat template
-            prompt = "".join(a.problem) or prompt_of(path, "{problem}")
-            layout = prompt_layout(tokenizer, prompt, "".join(a.step).partition("{step}")[2])  # as a policy samples
+            prompt = prompt or prompt_of(path, "{problem}")
+        layout = prompt_layout(tokenizer, prompt, delimiter) if prompt else native_layout(tokenizer)  # as it samples
     grid = make_mesh(mesh or MeshConfig(), jax.local_devices())
     with jax.set_mesh(grid):
         params, other_params = (
@@ -200,7 +206,7 @@ def _log_ratio(
     name = f"{place} ({a.name} {a.digest})"
     return PRM(
         params, config, layout, grid, a.semantics, name, 0,
-        ratio=ratio, context=context_of(a, path), aggregation=a.aggregation, scale=a.score_scale,
+        ratio=ratio, context=context_of(a, path, other), aggregation=a.aggregation, scale=a.score_scale,
     )  # fmt: skip
 
 

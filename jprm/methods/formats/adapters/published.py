@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.experiment import PEFT, kind_of
 from jprm.experiment import PUBLISHED as CONFIG
-from jprm.io.storage import named_in, path_of
+from jprm.io.storage import is_remote, named_in, path_of
 from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.options import find_part, values_of
 from jprm.tokenizer import load_tokenizer
@@ -421,7 +421,7 @@ def read(path: str | os.PathLike) -> Adapter:
     try:
         values_of(get_type_hints(Adapter) | {"like": str}, fields)  # an adapter takes them as they are written
         for name in ("base", "reference"):  # relative to the file that names them
-            if fields.get(name):
+            if fields.get(name) and not is_remote(fields[name]):
                 fields[name] = str(named_in(path, fields[name]))
         if like is None:
             return Adapter(**fields)
