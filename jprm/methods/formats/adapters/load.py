@@ -23,7 +23,6 @@ from jprm.methods.formats.adapters.published import OUTER, labelled, named, reco
 from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.methods.formats.chat_template import conversation_of, prompt_of, trims
 from jprm.methods.formats.config_json import NAMES
-from jprm.methods.formats.gguf import open_gguf
 from jprm.methods.formats.peft import MergedTensors
 from jprm.methods.implicit import LogRatio
 from jprm.model.attention import suited
@@ -160,6 +159,8 @@ def context_of(a: Adapter, *models: pathlib.Path) -> int | None:
     limits: list[Any] = [a.context]
     for model in models:
         if kind_of(model) == "gguf":
+            from jprm.methods.formats.gguf import open_gguf  # other models are read without the package gguf
+
             fields = open_gguf(model).fields
             limits.append(fields.get(f"{fields['general.architecture']}.context_length"))
         elif (model / PUBLISHED).is_file():
