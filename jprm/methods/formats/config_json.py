@@ -285,7 +285,7 @@ def values_of(fields: Fields, family: Family) -> dict[str, Any]:
     if not isinstance(its_own, Mapping) or not its_own.keys() <= known:
         wrong = ", ".join(its_own.keys() - known) if isinstance(its_own, Mapping) else repr(its_own)
         raise ValueError(f"{fields.path}: the family {family.name!r} sets {wrong}, which is no field of ModelConfig")
-    return values | its_own
+    return {**values, **its_own}
 
 
 def _rotary_dim(fields: Fields, head_dim: int) -> int:
