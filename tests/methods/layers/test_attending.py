@@ -15,7 +15,7 @@ from tiny_run import MODEL, experiment
 
 from jprm.checkpoints import base
 from jprm.methods.decoding import decode
-from jprm.methods.formats.writing import _family
+from jprm.methods.formats.writing import decoder_json
 from jprm.methods.layers.attending import attention_by, logits
 from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
 from jprm.model.config import ExpertsConfig
@@ -101,9 +101,10 @@ def test_a_rule_that_is_not_declared_is_refused_where_the_softmax_is_computed():
     refused(NotImplementedError, "Attending", decode.empty_cache, disguised, 1, 8)
     undeclared = dataclasses.replace(TINY, attention=named("UNDECLARED"))
     refused(ValueError, "softmax=True", decode.empty_cache, undeclared, 1, 8)
-    refused(ValueError, "transformers", _family, "m", undeclared)
+    refused(ValueError, "transformers", decoder_json, "m", undeclared, None, 8, "float32")
     decode.empty_cache(dataclasses.replace(TINY, attention=named("DECLARED")), 1, 8)
-    refused(ValueError, "SINKS", _family, "m", dataclasses.replace(TINY, mixers=(named("SINKS"),)))
+    own = dataclasses.replace(TINY, mixers=(named("SINKS"),))
+    refused(ValueError, "SINKS", decoder_json, "m", own, None, 8, "float32")
 
 
 def test_a_base_of_another_attention_is_refused(tiny_run):
