@@ -101,9 +101,11 @@ def test_a_rule_that_is_not_declared_is_refused_where_the_softmax_is_computed():
     refused(NotImplementedError, "Attending", decode.empty_cache, disguised, 1, 8)
     undeclared = dataclasses.replace(TINY, attention=named("UNDECLARED"))
     refused(ValueError, "softmax=True", decode.empty_cache, undeclared, 1, 8)
-    refused(ValueError, "transformers", decoder_json, "m", undeclared, None, 8, "float32")
+    one_norm = dataclasses.replace(TINY, qk_norm=False)  # with qkv_bias besides it, no family has it
+    undeclared = dataclasses.replace(one_norm, attention=named("UNDECLARED"))
+    refused(ValueError, "softmax=True", decoder_json, "m", undeclared, None, 8, "float32")
     decode.empty_cache(dataclasses.replace(TINY, attention=named("DECLARED")), 1, 8)
-    own = dataclasses.replace(TINY, mixers=(named("SINKS"),))
+    own = dataclasses.replace(one_norm, mixers=(named("SINKS"),))
     refused(ValueError, "SINKS", decoder_json, "m", own, None, 8, "float32")
 
 
