@@ -37,24 +37,19 @@ BLOCK = 256
 @functools.partial(jax.jit, static_argnums=1)
 def _logprob(params: Any, config: ModelConfig, x_ND: jax.Array, token_N: jax.Array) -> jax.Array:
     logit_NV = head_logits(params, config, x_ND)
-    return jnp.take_along_axis(logit_NV, token_N[:, None], axis=1)[:, 0] - jax.nn.logsumexp(logit_NV, axis=1)
+    picked_N1 = jnp.take_along_axis(logit_NV, token_N[:, None], axis=1)
+    return (picked_N1 - jax.nn.logsumexp(logit_NV, axis=1, keepdims=True)).T
 
 
 def samples_of(base: states.Base, tree: ReasoningTree) -> list[states.Sample]:
     """Returns a tree's chains in order, with log-probabilities alone: the other numbers and the states are empty."""
     written, packed = states.packed_alone(base, tree, BLOCK)
     _, last_BTD = states.streams(base.params, base.config, jax.tree.map(jnp.asarray, packed.rows), 1)
-    N, P = len(written.tokens_N), written.problem
-    before_N = states.tokens_before(packed.rows.until[0, :N])
-    logprob_N = np.zeros(N, np.float32)
-    for a in range(P, N, states.POSITIONS):
-        at = np.arange(a, min(a + states.POSITIONS, N))
-        padded = np.pad(at, (0, states.POSITIONS - len(at)), mode="edge")
-        of_tokens = _logprob(base.params, base.config, last_BTD[0, before_N[padded]], written.tokens_N[padded])
-        logprob_N[at] = np.asarray(of_tokens)[: len(at)]
-    empty_N = np.zeros(N, np.float32)
-    x = dict(state_NLD=np.zeros((N, 0, 0)), until_N=packed.rows.until[0, :N], problem=np.array(P), logprob_N=logprob_N,
-             certainty_N=empty_N, top_N=empty_N, entropy_N=empty_N, end_M=states.ends(packed, tree))  # fmt: skip
+    (logprob_N,) = states.of_tokens(base, written, packed, last_BTD, _logprob)
+    N, empty_N = len(logprob_N), np.zeros(len(logprob_N), np.float32)
+    x = dict(state_NLD=np.zeros((N, 0, 0)), until_N=packed.rows.until[0, :N], problem=np.array(written.problem),
+             logprob_N=logprob_N, certainty_N=empty_N, top_N=empty_N, entropy_N=empty_N,
+             end_M=states.ends(packed, tree))  # fmt: skip
     return states.samples_of(x, tree)
 
 

@@ -26,7 +26,7 @@ import functools
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -171,23 +171,25 @@ def ends(packed: Packed, tree: ReasoningTree) -> Int[np.ndarray, " M"]:
     return np.array([end_of[i] for i in range(len(tree.nodes))])
 
 
+def of_tokens(base: Base, written: TokenTree, packed: Packed, last_BTD: jax.Array, numbers: Callable) -> np.ndarray:
+    """Returns `numbers`, (count, N) of N tokens' distributions, for the tokens of a tree; 0 for the problem's own."""
+    N, P = len(written.tokens_N), written.problem
+    before_N, parts = _before(packed.rows.until[0, :N]), []
+    for a in range(P, N, POSITIONS):
+        at = np.pad(np.arange(a, min(a + POSITIONS, N)), (0, max(0, a + POSITIONS - N)), mode="edge")
+        parts.append(numbers(base.params, base.config, last_BTD[0, before_N[at]], written.tokens_N[at]))
+    of_all = np.concatenate([np.asarray(part) for part in parts], axis=1)[:, : N - P]
+    return np.pad(of_all, ((0, 0), (P, 0)))
+
+
 def computed(base: Base, kept: int, tree: ReasoningTree) -> dict[str, np.ndarray]:
     """Returns what a problem's file holds, of the first `kept` groups of layers."""
     written, packed = packed_alone(base, tree, POSITIONS)
     state_BTLD, last_BTD = streams(base.params, base.config, jax.tree.map(jnp.asarray, packed.rows), kept)
-    N, P = len(written.tokens_N), written.problem
-    until_N = packed.rows.until[0, :N]
-    before_N = tokens_before(until_N)
-    numbers, parts = np.zeros((4, N), np.float32), []
-    for a in range(P, N, POSITIONS):
-        at = np.arange(a, min(a + POSITIONS, N))
-        padded = np.pad(at, (0, POSITIONS - len(at)), mode="edge")
-        x_ND = last_BTD[0, before_N[padded]]
-        parts.append((at, _distributions(base.params, base.config, x_ND, written.tokens_N[padded])))
-    for at, of_tokens in parts:
-        numbers[:, at] = np.asarray(of_tokens)[:, : len(at)]
+    numbers = of_tokens(base, written, packed, last_BTD, _distributions)
+    N = len(written.tokens_N)
     return dict(
-        state_NLD=np.asarray(state_BTLD[0])[:N], until_N=until_N, problem=np.array(P),
+        state_NLD=np.asarray(state_BTLD[0])[:N], until_N=packed.rows.until[0, :N], problem=np.array(written.problem),
         logprob_N=numbers[0], certainty_N=numbers[1], top_N=numbers[2], entropy_N=numbers[3],
         end_M=ends(packed, tree),
     )  # fmt: skip
@@ -212,7 +214,7 @@ def is_kept(folder: pathlib.Path, tree: ReasoningTree) -> bool:
     return (folder / f"{name_of(tree)}.npz").is_file()
 
 
-def tokens_before(until_N: np.ndarray) -> np.ndarray:
+def _before(until_N: np.ndarray) -> np.ndarray:
     """Returns the index of the token before each one on its path; 0 for the first."""
     before_N, path = np.zeros(len(until_N), np.int64), []
     for t in range(len(until_N)):

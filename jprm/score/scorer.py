@@ -314,10 +314,15 @@ class PRM:
 
             return fetch
 
-        # A CPU runs the programs of one thread one by one, and their small operations leave cores idle.
-        alone = self.mesh.size == 1 and self.mesh.devices.flat[0].platform == "cpu"
-        start, threads = ((lambda part: lambda: dispatch(part)()), BATCHES) if alone else (dispatch, 1)
-        for (prepared, results, batch, last), outputs in in_flight(parts(), start, speed, threads):
+        # A CPU runs one thread's programs one by one, and small operations leave cores idle, so that two threads start
+        # short rows. Long ones keep the cores busy, and two at a time might not fit in memory.
+        one_cpu = self.mesh.size == 1 and self.mesh.devices.flat[0].platform == "cpu"
+
+        def start(part) -> Callable[[], dict[str, np.ndarray]]:
+            short = part[2].rows.tokens.size <= FILLED
+            return (lambda: dispatch(part)()) if one_cpu and short else dispatch(part)
+
+        for (prepared, results, batch, last), outputs in in_flight(parts(), start, speed, BATCHES if one_cpu else 1):
             speed.count(batch.rows)
             _place(outputs, batch, prepared.trees, results)
             if last:
