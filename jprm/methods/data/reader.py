@@ -190,7 +190,10 @@ def _with_readers(error: RecordError, values: list, known: dict[tuple[str, ...],
     elif names := known[keys]:
         remedy = f"This is a record of {' or '.join(names[:3])}: jprm prepare {names[0]}."
     else:
-        remedy = "No reader takes it as it is: name its columns, jprm prepare columns --set problem=NAME steps=NAME."
+        remedy = (
+            "No reader takes it as it is: name its columns, jprm prepare columns --set problem=NAME steps=NAME, or"
+            " samples=NAME for whole solutions."
+        )
     return RecordError(error.where, error.field, error.reason, remedy)
 
 

@@ -64,6 +64,7 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
     except RecursionError:
         raise RecordError(where, "record", "is nested too deep", "Is this file of OpenTelemetry?") from None
     read: set[int] = set()  # places of spans
+    beheaded = ""  # the attribute that begins with a tool's answer
     if any("any_agent.version" in attributes for _, attributes in spans):
         yield _of_any_agent(item, where, left)
         yield from left
@@ -76,27 +77,46 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
             answers = _answers(answered, convention.answered, where, left)
             if not answers:
                 continue
-            asked = _messages(_value(attributes, convention.asked, where), "user", where, convention.asked, left)
-            if asked or convention is CONVENTIONS[0]:
+            asked, schemas = _without_tools(_value(attributes, convention.asked, where))
+            asked = _messages(asked, "user", where, convention.asked, left)
+            if asked and next((m["role"] for m in asked if m["role"] != "system"), "") == "tool":
+                left.skip("call that shows a tool's answer without the conversation before it")
+                beheaded = convention.asked
+            elif asked or convention is CONVENTIONS[0]:
                 read.add(place)
-                yield from _of_call(span, attributes, convention, asked, answers, where, left)
+                yield from _of_call(span, attributes, convention, asked, schemas, answers, where, left)
             else:
                 left.skip(f"answer of {convention.name} without its input")  # e.g. a chunk of a stream
             break
+    if not read and beheaded:
+        raise RecordError(where, beheaded, "begins with a tool's answer", "Give the whole conversation before it.")
     if not read:
         raise _nothing_read([attributes for _, attributes in spans], where)
     yield from left
 
 
+def _without_tools(value: Any) -> tuple[Any, list[Any]]:
+    """Returns a call's input without tool schemas, which Langfuse's export of LangChain has as messages, and those."""
+    if not isinstance(value, list):
+        return value, []
+    contents = [message.get("content") if isinstance(message, Mapping) else None for message in value]
+    are_schemas = [
+        isinstance(content, Mapping) and isinstance(content.get("function"), Mapping) for content in contents
+    ]
+    return [m for m, is_schema in zip(value, are_schemas, strict=True) if not is_schema], [
+        content for content, is_schema in zip(contents, are_schemas, strict=True) if is_schema
+    ]
+
+
 def _of_call(
-    span: Mapping[str, Any], attributes: Record, names: Convention, asked: Sequence[Record],
+    span: Mapping[str, Any], attributes: Record, names: Convention, asked: Sequence[Record], schemas: Sequence[Any],
     answers: Sequence[list[Record]], where: str, left: Leftovers,
 ) -> Iterator[Record]:  # fmt: skip
     messages: list[Record] = []
     if instructions := attributes.get(names.system):
         parts = list_of(decoded(instructions, where, names.system), where, names.system)
         messages += _of_parts("system", parts, where, names.system, left)
-    tools = _tools(_value(attributes, names.tools, where) if names.tools else None, where)
+    tools = _tools(_value(attributes, names.tools, where) if names.tools else None, where) or _tools(schemas, where)
     about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
     for answer in answers:
         yield trajectory_of({**about, "messages": [*messages, *asked, *answer], **tools}, where)
@@ -288,6 +308,8 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
         inner = (_messages(message, role, where, f"{name}[{i}]", left) for i, message in enumerate(value))
         return [message for messages in inner for message in messages]
     value = object_of(value, where, name, "Write messages.")
+    if value.keys() <= {"args", "kwargs"} and value.get("args"):  # a function's arguments, e.g. LlamaIndex's `complete`
+        return _messages(value["args"], role, where, f"{name}.args", left)
     if "role" not in value and (key := next((key for key in _INNER if value.get(key)), None)) is not None:
         config = held if isinstance(held := value.get("config"), Mapping) else {}
         system = _messages(config.get("system_instruction") or value.get("system"), "system", where, name, left)
@@ -318,6 +340,10 @@ def _message(message: Mapping[str, Any], role: str, where: str, name: str, left:
     content = next((message[key] for key in ("parts", "contents", "content", "text", "object") if key in message), None)
     if isinstance(content, str) and content.startswith('[{"type":'):  # OpenLLMetry
         content = _json(content, name, where)
+    if role in ("assistant", "tool") and (written := _calls_within(content)):  # Koog, with the role of the tool
+        role, content, calls = "assistant", None, [_call(call, where, name) for call in written]
+    elif role == "tool" and _is_data(content):
+        content = json.dumps(content, ensure_ascii=False)
     if content is None and not calls and not any(message.get(key) for key in (*THOUGHTS, "finish_reason")):
         known = ", ".join(map(str, message)) or "no fields"
         remedy = "A message has parts, content or tool_calls."
@@ -333,6 +359,26 @@ def _message(message: Mapping[str, Any], role: str, where: str, name: str, left:
         call_id = message.get("tool_call_id") or (message.get("id") if event else None)
         first |= {"tool_call_id": call_id} if role == "tool" and isinstance(call_id, str) else {}
     return records
+
+
+def _calls_within(content: Any) -> list[Any]:
+    """Returns the calls of a content that is nothing but a list of them, or its JSON text; else []."""
+    if isinstance(content, str) and content.startswith("[{"):
+        try:
+            content = json.loads(content)
+        except (ValueError, RecursionError):
+            return []
+    items = content if isinstance(content, list) else []
+    functions = [item.get("function") if isinstance(item, Mapping) else None for item in items]
+    return items if all(isinstance(f, Mapping) and {"name", "arguments"} <= f.keys() for f in functions) else []
+
+
+def _is_data(content: Any) -> bool:
+    """Whether a tool's answer is decoded JSON, not text or a list of parts."""
+    if not isinstance(content, list):
+        return isinstance(content, Mapping)
+    parts = [item for item in content if isinstance(item, str) or isinstance(item, Mapping) and _KINDS & item.keys()]
+    return bool(content) and not parts
 
 
 def _call(value: Any, where: str, name: str) -> Record:
@@ -377,6 +423,8 @@ def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | N
 
 _TYPES = ("text", "function_call", "function_response")
 """Fields that identify the kind of a Google API part, which has no `type`."""
+
+_KINDS = {"type", "message_content", *_TYPES}
 
 
 def _of_parts(role: str, parts: Sequence[Any], where: str, place: str, left: Leftovers) -> list[Record]:

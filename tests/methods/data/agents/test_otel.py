@@ -172,6 +172,59 @@ def test_a_trace_of_any_agent_is_one_trajectory():
     assert record["messages"][1]["tool_calls"][0]["function"] == CALL["function"]
 
 
+def langfuse(asked, answered):
+    observation = {"type": "GENERATION", "traceId": "t", "id": "s", "input": asked, "output": answered}
+    return {"trace": {"id": "t"}, "observations": [observation]}
+
+
+@pytest.mark.parametrize("form", ["text", "decoded"])
+@pytest.mark.parametrize("role", ["tool", "assistant"])
+def test_calls_in_place_of_a_content_are_the_agents(role, form):
+    calls = [CHAT[1]["tool_calls"][0]]
+    asked = [WANTED[0], {"role": role, "content": json.dumps(calls) if form == "text" else calls}, WANTED[2]]
+    (record,), _ = read(langfuse(asked, {"role": "assistant", "content": "12."}))
+    assert [m["role"] for m in record["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert record["messages"][1]["tool_calls"] == [CALL]
+
+
+@pytest.mark.parametrize(
+    "content", ['[{"function": "price"}]', '[{"a": 1}]', "[{", '[{"function": {"name": "f"}}]', "[{" * 9999]
+)
+def test_a_tools_answer_that_is_a_list_stays_its_answer(content):
+    asked = [*WANTED[:2], {**WANTED[2], "content": content}]
+    (record,), _ = read(langfuse(asked, {"role": "assistant", "content": "12."}))
+    assert record["messages"][2] == {**WANTED[2], "content": content}
+
+
+@pytest.mark.parametrize("content", [{"price": 12}, [{"price": 12}], [12]])
+def test_a_tools_answer_that_was_decoded_is_its_json(content):
+    asked = [*WANTED[:2], {**WANTED[2], "content": content}]
+    (record,), _ = read(langfuse(asked, {"role": "assistant", "content": "12."}))
+    assert record["messages"][2]["content"] == json.dumps(content)
+
+
+def test_schemas_among_the_messages_are_tools():
+    schema = {"type": "function", "function": {"name": "price", "parameters": {"type": "object", "properties": {}}}}
+    asked = json.dumps([WANTED[0], {"role": "tool", "content": schema}])
+    (record,), _ = read(langfuse(asked, {"role": "assistant", "content": "12."}))
+    assert [m["role"] for m in record["messages"]] == ["user", "assistant"]
+    assert record["tools"] == [schema]
+
+
+def test_arguments_of_a_function_are_its_prompt():
+    (record,), _ = read(langfuse({"args": ["A lamp?"], "kwargs": {}}, "12."))
+    assert [m["content"] for m in record["messages"]] == ["A lamp?", "12."]
+
+
+def test_a_call_that_begins_with_a_tools_answer_is_counted():
+    call = {"attributes": {"gen_ai.input.messages": PARTS[2:], "gen_ai.output.messages": [WANTED[3]]}}
+    (record,), left = read({"spans": [TRACES["OpenTelemetry, parts"], call]})
+    assert len(record["messages"]) == 4
+    assert left == {"call that shows a tool's answer without the conversation before it": 1}
+    with pytest.raises(RecordError, match="gen_ai.input.messages: begins with a tool's answer"):
+        read(call)
+
+
 @pytest.mark.parametrize(
     ("attributes", "named"),
     [({"input.value": "x", "openinference.span.kind": "TOOL"}, "input.value"),
