@@ -1,14 +1,13 @@
 """Does a PRM of another domain judge steps as well as a PRM of the target domain? Heads on the same frozen states.
 
-    python -m experiments.studies.agents --shared ../shared/data --out runs/agents      # the agents' states
-    python -m experiments.studies.transfer --shared ../shared/data --runs runs/agents --out runs/transfer
+    python -m experiments.studies.transfer --shared ../shared/data --out runs/transfer
 
-A PRM is a logistic regression on states of SmolLM2-135M (`agents.LAYERS` layers, frozen) at the ends of steps. For each
+A PRM is a logistic regression on states of SmolLM2-135M (LAYERS layers, frozen) at the ends of steps. For each
 test domain one PRM is fitted to each other domain, and one to the domain itself (five folds by problem). All are tested
 on the same steps: AUROC, and its paired difference from the PRM of the target domain, with problems redrawn.
 
 Domains: physics and chemistry of MR-Ben, one solution a question; maths, chains of PRM800K (0 counts as correct); and
-failed agents' runs of Who&When and AgentRx, which `agents` has read.
+failed agents' runs of Who&When and AgentRx, cut as in `agents`.
 """
 
 from __future__ import annotations
@@ -31,8 +30,12 @@ from jprm.methods.evaluate.multiple import discoveries, p_value
 from jprm.methods.evidence.fit import bucket
 from jprm.methods.layers.head_init import Steps, fitted_head
 from jprm.statistics import Draws, auroc, draws, interval
-from jprm.tree import ReasoningTree, read_records
+from jprm.tree import ReasoningTree, tree_of
 
+LAYERS = 10
+"""Of 30: a probe finds ratings of steps best in layers 9 to 15."""
+BUDGET = 3000
+"""Characters of an agent's run that the model reads, about."""
 MOST = 10**6
 
 
@@ -72,22 +75,26 @@ def one_a_problem(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list({r["problem"]: r for r in reversed(ordered)}.values())[::-1]
 
 
-def domains(shared: pathlib.Path, runs: pathlib.Path, out: pathlib.Path, limit: int) -> Iterator[tuple[str, Domain]]:
-    load = functools.partial(heads._load, False, agents.LAYERS)
-    for name, records in chains(shared):
+def domains(shared: pathlib.Path, out: pathlib.Path, limit: int) -> Iterator[tuple[str, Domain]]:
+    load = functools.partial(heads._load, False, LAYERS)
+
+    def read(name: str, records: list[dict[str, Any]], most: int | None) -> Domain:
         file = out / f"{name}.jsonl"
         write_records(file, records)
-        yield name, domain(*states.known(file, out / "states" / name, limit, load))
-    for name in ("who_and_when", "agentrx"):
-        file = runs / "read" / f"{name}.jsonl"
-        found = domain(*states.known(file, runs / "states" / name, None, load))
-        if name == "who_and_when":
-            yield "Who&When", found
-            continue
-        tau_K = ["task_id" in record for record in read_records(file)]
-        for part, wanted in (("tau-bench", True), ("Magentic-One", False)):
-            of_part = [chain for chain, tau in zip(zip(*found, strict=True), tau_K, strict=True) if tau == wanted]
-            yield part, Domain(*map(list, zip(*of_part, strict=True)))
+        return domain(*states.known(file, out / "states" / name, most, load))
+
+    yield from ((name, read(name, records, limit)) for name, records in chains(shared))
+    runs = agents.records_of(shared)
+    yield "Who&When", read("who_and_when", cuts(runs["who_and_when"]), None)
+    whole = read("agentrx", cuts(runs["agentrx"]), None)
+    for part, wanted in (("tau-bench", True), ("Magentic-One", False)):
+        tau_K = ["task_id" in record for record in runs["agentrx"]]
+        of_part = [chain for chain, tau in zip(zip(*whole, strict=True), tau_K, strict=True) if tau == wanted]
+        yield part, Domain(*map(list, zip(*of_part, strict=True)))
+
+
+def cuts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [agents.cut({**record, "problem": str(tree_of(record).problem)}, BUDGET) for record in records]
 
 
 def scored(train: Domain, test: Domain) -> list[np.ndarray]:
@@ -131,19 +138,18 @@ def rows_of(found: dict[str, Domain]) -> list[dict[str, Any]]:
 
 
 def main(
-    shared: pathlib.Path = pathlib.Path("../shared/data"), runs: pathlib.Path = pathlib.Path("runs/agents"),
-    out: pathlib.Path = pathlib.Path("runs/transfer"), limit: int = 192,
+    shared: pathlib.Path = pathlib.Path("../shared/data"), out: pathlib.Path = pathlib.Path("runs/transfer"),
+    limit: int = 192,
 ) -> None:  # fmt: skip
     """Print the table. A stopped call continues.
 
     Args:
         shared: The folder of the data.
-        runs: The folder of `experiments.studies.agents`.
         out: The folder for records and states.
         limit: Chains of physics, chemistry and maths; a multiple of `states.CHUNK`.
     """
     out.mkdir(parents=True, exist_ok=True)
-    rows = rows_of(dict(domains(shared, runs, out, limit)))
+    rows = rows_of(dict(domains(shared, out, limit)))
     columns = ["chains", "steps", "wrong", "early steps", "own", *(f"{row['row']} less own" for row in rows)]
     lines = [f"| {' | '.join([row['row'], *(cell(row.get(column)) for column in columns)])} |" for row in rows]
     print("\n".join([f"| | {' | '.join(columns)} |", f"|{'---|' * (len(columns) + 1)}", *lines]))
