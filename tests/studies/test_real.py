@@ -8,14 +8,23 @@ import pytest
 from refusing import refused
 from scipy.optimize import minimize
 
-from experiments.real import contrast_scores, outcomes, prm_scores, reader_scores, step_labels, trivial, verdict
+from experiments.real import (
+    contrast_scores,
+    contrast_steps,
+    outcomes,
+    prm_scores,
+    reader_scores,
+    step_labels,
+    trivial,
+    verdict,
+)
 from experiments.real import published_prms as published
 from experiments.real import state_readers as readers
 from experiments.real import token_states as states
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import Bar
 from jprm.statistics import auroc
-from jprm.tree import chain_tree, tree_of
+from jprm.tree import chain_tree, chains_of, tree_of
 
 
 @pytest.mark.parametrize("split", published.SPLITS)
@@ -113,8 +122,25 @@ def test_a_stopped_contrast_continues_with_what_is_missing(smollm2_gguf, tmp_pat
     (tree, _) = states.answered(tmp_path / "own_test.jsonl.gz")
     kept = whole["own_test", states.name_of(tree)]
     assert kept["contrast"] == [0.0] * len(kept["contrast"])  # of a base with itself
-    larger = [x.logprob_T.mean() for x in states.samples_of(states.computed(base, 1, tree), tree)]
-    np.testing.assert_allclose(kept["larger log-probability"], larger, rtol=1e-4)
+    larger = [x.logprob_T for x in states.samples_of(states.computed(base, 1, tree), tree)]
+    np.testing.assert_allclose(kept["larger log-probability"], [x_T.mean() for x_T in larger], rtol=1e-4)
+    for chain, logprob_T in zip(chains_of(tree), larger, strict=True):  # a chain alone: its steps add up to the same
+        steps = [tree.nodes[i].text for i in chain]
+        sum_K, tokens_K = contrast_steps.sums_of(base, tree_of({"problem": tree.problem, "steps": steps}))
+        assert len(sum_K) == len(steps) and tokens_K.sum() == len(logprob_T)
+        assert sum_K.sum() == pytest.approx(logprob_T.sum(), rel=1e-4)
+
+
+def test_scores_that_know_the_first_error_find_it_in_every_split():
+    rng, splits = np.random.default_rng(0), {}
+    for split in contrast_steps.SPLITS:
+        errors, steps = rng.integers(-1, 4, 40), [f"step {i}" for i in range(4)]
+        trees = [tree_of({"problem": f"{i}", "steps": steps, "first_error": int(e)}) for i, e in enumerate(errors)]
+        known = [np.where(np.arange(4) == e, 0.0, 1.0) for e in errors]
+        splits[split] = contrast_steps.Split(trees, {"known": known, "random": [rng.random(4) for _ in errors]})
+    for of_arm in contrast_steps.figures(splits).values():
+        assert of_arm["known"]["AUROC"].value == 1 and of_arm["known"]["F1"].value == 1
+        assert abs(of_arm["random"]["AUROC"].value - 0.5) < 0.2 and of_arm["random"]["F1"].value < 0.5
 
 
 def sample(top_T) -> states.Sample:
