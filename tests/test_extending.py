@@ -60,10 +60,11 @@ def test_every_block_runs(folder, monkeypatch):
             (folder / name).write_text(block)
         else:
             assert language == "sh"
-            for check in re.findall(CHECK, block, re.MULTILINE):  # the quick ones, in this process
+            for check in re.findall(CHECK, block, re.MULTILINE):  # the quick ones
                 arguments = shlex.split(check.replace("\\\n", ""))[3:]
                 quick = [] if "--only" in arguments else ["--only", "packed", "split", "live"]
-                assert testing.main(arguments + quick) == 0
+                with shell.here():
+                    assert testing.main(arguments + quick) == 0
             shell.run(re.sub(CHECK, "", block, flags=re.MULTILINE))
 
     for name, labels in {"graded": [[1, 1], [1, 0]], "strict": [[1, 1], [0, 0]]}.items():
