@@ -95,7 +95,6 @@ class Trainer:
         self, experiment: Experiment, workdir: str | os.PathLike | None = None, *, objective: Objective | None = None,
         position: Position | None = None,
     ):  # fmt: skip
-        self._position = position
         self.workdir = path_of(workdir) if workdir is not None else None
         if not (data := experiment.data).streams:
             count = multihost.first(store.stream_count, self.workdir, multihost.count(), data.micro_rows)
@@ -120,7 +119,8 @@ class Trainer:
         self.goodput, self.checkpoints, self._lock = Goodput(), None, None
         try:
             if (folder := self.workdir) is not None:
-                self._position = position or self.batches  # first: where its files are missing, nothing is written
+                # The data first: if a file is missing, nothing is written.
+                self.position: Position = position or self.batches  # saved in checkpoints
                 self._lock = folder_lock(folder)
                 while not multihost.first(self._lock.attempt):
                     pass
@@ -154,11 +154,6 @@ class Trainer:
     def batches(self) -> Streams:
         """Endless batches of the experiment's data, (A, B, ...), from the checkpoint's position."""
         return own_batches(self.experiment, self.experiment.data.train, self.mesh, self.tokenizer)
-
-    @property
-    def position(self) -> Position:
-        """The position saved in checkpoints, by default in the data."""
-        return self._position or self.batches
 
     @property
     def params(self) -> dict[str, Any]:
@@ -342,7 +337,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
         experiment, start, least = trainer.experiment, int(trainer.state.step), least_seconds(trainer)
         with (
             Log(workdir, experiment, start, trainer.goodput, callbacks, least) as log,
-            Profile(workdir, experiment.profile) as profile,
+            contextlib.closing(Profile(workdir, experiment.profile)) as profile,
         ):
             trainer.goodput.began = min(trainer.goodput.began, first_began)
             trainer.goodput.add("starting", time.perf_counter() - begun)

@@ -489,36 +489,26 @@ PROFILE = "profile"
 class Profile:
     """Traces steps window[0] to window[1] into the run's folder `profile`, in process 0; (0, 0) traces none.
 
-    As a context manager, it closes a trace that an error interrupts. A run that continues inside the window traces the
-    remaining steps.
+    `close` ends a trace that an error interrupts. A run that continues inside the window traces the remaining steps.
     """
 
     def __init__(self, workdir: Place, window: tuple[int, int]):
-        self.folder, self.window, self._tracing = workdir / PROFILE, window, False
-        self._written = contextlib.ExitStack()
-
-    def __enter__(self) -> Profile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
+        self.folder, self.window, self._trace = workdir / PROFILE, window, contextlib.ExitStack()
+        self._tracing = False
+        self.close = self._trace.close
 
     def before(self, step: int) -> None:
         if not self._tracing and self.window[0] <= step <= self.window[1] and multihost.is_first():
-            jax.profiler.start_trace(self._written.enter_context(self.folder.filling()))
+            jax.profiler.start_trace(self._trace.enter_context(self.folder.filling()))
+            self._trace.callback(jax.profiler.stop_trace)
             self._tracing = True
 
     def after(self, step: int, metrics: Any) -> None:
         """Ends the trace if the window ends, once the devices have computed the metrics."""
         if self._tracing and step >= self.window[1]:
             jax.block_until_ready(metrics)
-            self._stop()
-
-    def _stop(self) -> None:
-        if self._tracing:
             self._tracing = False
-            jax.profiler.stop_trace()
-            self._written.close()
+            self.close()
 
 
 @functools.cache

@@ -245,7 +245,7 @@ def _scale_by_rate() -> optax.GradientTransformationExtraArgs:
     def init(params):
         return optax.ScaleByScheduleState(jnp.zeros([], jnp.int32))
 
-    return _with_extra_args(init, update)
+    return optax.GradientTransformationExtraArgs(init, cast(Any, update))  # typed without extra arguments
 
 
 def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> optax.GradientTransformationExtraArgs:
@@ -267,12 +267,7 @@ def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> opta
         updates = jax.tree.map(lambda u: jnp.where(good, u, 0), updates)
         return updates, jax.tree.map(lambda new, old: jnp.where(good, new, old), after, before)
 
-    return _with_extra_args(lambda params: guard(plain.init(params)), update)
-
-
-def _with_extra_args(init: Callable, update: Callable) -> optax.GradientTransformationExtraArgs:
-    """Returns the transformation. (Optax types its constructor for an `update` without extra arguments.)"""
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(lambda params: guard(plain.init(params)), cast(Any, update))
 
 
 # ----------------------------------------------------------------------------------------------------- how a run starts

@@ -1,5 +1,6 @@
 """`jprm.Trainer`: the loop's steps by hand, sweeps that compile once, longer runs, callbacks."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,7 +15,9 @@ from tiny_run import equal, experiment, lines, params, save_tokenizer, training
 
 import jprm
 from jprm.experiment import read
+from jprm.io.storage import path_of
 from jprm.train.batches import empty_rows
+from jprm.train.callbacks import Profile
 from jprm.train.state import make_step, schedule
 
 
@@ -231,3 +234,25 @@ def test_a_run_records_the_objective_that_was_given(tiny_run, tmp_path, one_devi
         with jprm.Trainer(tiny_run.experiment, tmp_path / name, objective=same) as trainer:
             assert int(trainer.state.step) == 1
     assert np.isfinite(jprm.load(tmp_path / "d").score("p0 1", ["add 1"])).all()
+
+
+@pytest.mark.parametrize(
+    ("window", "first", "last", "traced"),
+    [
+        ((0, 0), 1, 4, []),
+        ((2, 3), 1, 4, ["begin 2", "end 3"]),
+        ((2, 3), 3, 4, ["begin 3", "end 3"]),  # the run continues inside the window
+        ((2, 9), 1, 4, ["begin 2", "end 4"]),  # an error, or the last step, comes before the window ends
+        ((2, 3), 4, 5, []),
+    ],
+)
+def test_a_profile_traces_its_window_once(tmp_path, monkeypatch, window, first, last, traced):
+    events, step = [], first
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: events.append(f"begin {step}"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: events.append(f"end {step}"))
+    with contextlib.suppress(KeyError), contextlib.closing(Profile(path_of(tmp_path), window)) as profile:
+        for step in range(first, last + 1):
+            profile.before(step)
+            profile.after(step, np.zeros(1))
+        raise KeyError
+    assert events == traced
