@@ -19,6 +19,8 @@ def compiled(**case):
     needed = ("jax_cuda12_plugin", "jax_plugins", "jax_plugins.xla_cuda12", "nvidia", "nvidia.cuda_nvcc")
     if not all(map(importlib.util.find_spec, needed)):  # a package before its parts, which cannot be asked for else
         pytest.skip("needs XLA's compiler for CUDA: the extra `gpu-aot`")
+    if not TARGETS.is_dir():
+        pytest.skip("needs the GPUs' descriptions, which belong to `jprm plan`")
     here = pathlib.Path(__file__).parents[1]
     command = [sys.executable, str(here / "gpu_aot.py"), json.dumps(case)]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(here.parent)}
