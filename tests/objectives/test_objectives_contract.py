@@ -98,7 +98,10 @@ def test_every_registered_objective_is_tried():
     assert set(objectives.OBJECTIVES) <= set(CASES)
 
 
-@pytest.mark.parametrize("name", CASES)
+OTHERS_HOLD = ("softmax", "pairwise")  # as `named_outputs` and `bradley_terry` do
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in OTHERS_HOLD)) for n in CASES])
 def test_an_objective_is_the_same_packed_alone_split_and_on_four_devices(name):
     """With inert padding and finite gradients."""
     checks, case = ("packed", "devices", "gradients", "chains", "split"), CASES[name]
