@@ -83,7 +83,8 @@ NEW = {
         swiglu_limit=0.7, rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16,
                                                rope_theta=100.0, beta_fast=4.0, truncate=False))),
     "qwen3_5": ("qwen3_5_text", DELTA),
-    "qwen3_next": ("qwen3_next", DELTA | MIXTURE | dict(shared_expert_intermediate_size=24)),
+    "qwen3_next": ("qwen3_next", DELTA | MIXTURE | dict(shared_expert_intermediate_size=24,
+                                                        layer_types=["linear_attention", "full_attention"] * 2)),
 }  # fmt: skip
 """Their gradients are compared too. (Granite's are those of its multiplied matrices, which files do not hold.)"""
 OLD = tuple(KINDS)
