@@ -38,6 +38,9 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # jaxlib may not know a flag any more, and would end the process.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+# OpenMP's threads, which torch computes in, wait for each other in busy loops: of the tests of real models half of the
+# CPU time, where three workers share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # libtpu compiles for a TPU without one: it must not look for the machine's metadata, and may be loaded more than once.
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
