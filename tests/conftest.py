@@ -56,14 +56,15 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 jax.config.update("jax_num_cpu_devices", 8)
 
 LONG = (
-    "extending", "experiments", "rl_loop", "huggingface", "deltanet", "objectives_contract", "processes", "tpu", "loop",
-    "model", "policy_gradient", "attention", "sharding", "objectives_study", "real_models", "trainer", "named_outputs",
-    "acting", "survive", "trajectories_page", "export", "objective_values", "adapters", "tutorial", "trajectory_model",
-    "sampler", "chains", "decode", "outcome_models", "diagnostics", "report_table", "plan", "rl_turns", "pack",
-    "python_steps", "readers", "step_layer",
+    "fleet", "deltanet", "extending", "launcher_watch", "objectives_contract", "experiments", "tpu", "processes",
+    "rl_loop", "huggingface", "loop", "attention", "policy_gradient", "sharding", "model", "real", "objectives_study",
+    "tutorial", "real_models", "trainer", "named_outputs", "acting", "survive", "export", "objective_values",
+    "adapters", "trajectory_model", "sampler", "chains", "decode", "outcome_models", "diagnostics", "report_table",
+    "plan", "rl_turns", "pack", "python_steps", "readers", "step_layer",
 )  # fmt: skip
-"""Files that take more than 12 s of CPU time, the longest first. They begin, so that workers that each take a file when
-they are free end within seconds of each other; `make test` tells xdist to keep this order."""
+"""Files that take more than 12 s of CPU time, the longest first, and two that wait more than they compute. They begin,
+so that workers that each take a file when they are free end within seconds of each other; `make test` tells xdist to
+keep this order."""
 
 
 def pytest_collection_modifyitems(items):
