@@ -349,7 +349,8 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
 
 
 def written(experiment: Experiment, log_ratio: float | None = None, id: str = "") -> str:
-    """Returns the text of experiment.json, for `read_record` and `run_id`."""
+    """Returns the text of experiment.json; `read_record` returns its `log_ratio`, the objective's, and `run_id` its
+    `id`."""
     extra = {key: value for key, value in ((ID, id), (LOG_RATIO, log_ratio)) if value not in (None, "")}
     return json.dumps({"version": VERSION, **extra, **to_json(experiment)}, indent=2) + "\n"
 

@@ -401,7 +401,7 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
     """Returns (target, weight) per slot.
 
     A target is the probability in [0, 1] that the step is correct, or with neutral='third' the class 0, 1 or 2
-    (negative, neutral, positive).
+    (negative, neutral, positive). A weight is 0 if the step has no label, or `config` leaves it out of the loss.
     """
     label, weight = rows.label, rows.weight
     if config.labels == "rating":

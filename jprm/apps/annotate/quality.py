@@ -325,9 +325,10 @@ def export(
 
     Skipped tasks and bad problems are left out. A task that an annotator gave up keeps the ratings until then. Gold
     tasks and repetitions are left out, as are labels of annotators in `without`. If an annotator wrote a step, the
-    record becomes a tree with this step as an alternative, labelled by `written`.
+    record becomes a tree with this step as an alternative, labelled by `written`. If annotators of a task differ,
+    `disagreements` is `cut` (one record, without the disputed labels) or `each` (one record per annotator).
 
-    Raises ValueError if steps were written and `written` is None.
+    Raises ValueError if `written` is missing though steps were written, or if there are no labels yet.
     """
     tasks = tasks_of(folder)
     check_output(output, tasks.study.events)

@@ -215,7 +215,7 @@ def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str
 
 
 def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds `w`, whether the item is wrong, and `k`, its sort keys in `ORDERS` by model.
+    """Returns copies with `w`, whether the item is wrong, and `k`, its sort keys in `ORDERS` by model.
 
     An item is wrong if a step is labelled wrong, or, if no step has a label, if its answer is wrong; null if unknown.
     """

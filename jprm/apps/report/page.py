@@ -499,7 +499,7 @@ def _figure(
 
 
 def _add_chains(chains: dict[str, Any], name: str, result: dict[str, Any]) -> None:
-    """Adds examples from the first, best and last evaluation to the browser's data."""
+    """Adds a run's examples, from its first, best and last evaluation, to the browser's data `chains`."""
     rows = result["evaluations"]
     for at in sorted({0, result["best"], len(rows) - 1}):
         chains["files"].append(f"{name}, update {rows[at]['update']}")

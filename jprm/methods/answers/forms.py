@@ -500,7 +500,7 @@ def _repeating(sign: str, whole: str, fixed: str, cycle: str) -> Fraction:
 
 
 def _in_words(text: str) -> tuple[Fraction, bool] | None:
-    """Returns the value of a number in English words, e.g. "two thirds", and whether it is a decimal."""
+    """Returns (value, False) of a number in English words, e.g. "two thirds"; False, as in `_plain`: not a decimal."""
     words = re.split(r"[\s-]+(?:and\s+)?", text.lower().removeprefix("minus ").removeprefix("negative "))
     sign = -1 if text.lower().startswith(("minus ", "negative ")) else 1
     part = words[-1].rstrip("s")

@@ -320,7 +320,7 @@ def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, whe
 
 
 def without_empty(pool: Record, choice: str) -> Record:
-    """Removes samples without steps if `choice` is `drop`, and counts them in `empty_samples`."""
+    """Returns the pool; if `choice` is `drop`, without samples that have no steps, counted in `empty_samples`."""
     samples = pool["samples"]
     full = [sample for sample in samples if not (isinstance(sample, Mapping) and sample.get("steps") == [])]
     if choice != "drop" or len(full) == len(samples):
@@ -396,7 +396,7 @@ def _kept(item: Mapping[str, Any], paths: Sequence[str] | Any) -> Record:
 
 
 def _without(value: Any, path: Sequence[str]) -> Any:
-    """Removes the value at a path, and containers that become empty."""
+    """Returns `value` without the part at a path (in a list: of each item) and without containers it leaves empty."""
     key, *inner = path
     if isinstance(value, list):
         items = [_without(item, path) for item in value]

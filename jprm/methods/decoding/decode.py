@@ -505,7 +505,7 @@ def longer(past: Past, size: int) -> Past:
 
 @functools.partial(jax.jit, static_argnums=2)
 def of_rows(state, row_Q, m: int):
-    """Selects the rows `row_Q` from the samples (m per row) and the other per-sample and per-row arrays."""
+    """Selects rows of a state (samples, first_B, key_B, past): m entries per row, but one in `past`."""
     index_B = (row_Q[:, None] * m + jnp.arange(m)).reshape(-1, out_sharding=sharding("batch"))
     samples, first_B, key_B, past = state
 

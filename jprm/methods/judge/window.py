@@ -111,7 +111,7 @@ def summarised(texts: Sequence[str], most: int) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Returns the text in at most `most` characters, without its middle or, if these are few, its end."""
+    """Shortens a text to `most` characters: leaves out its middle (marked) or, if `most` is small, its end."""
     if len(text) <= most:
         return text
     return shortened(text, most - _MARK) if most > 3 * _MARK else text[: max(most, 0)]

@@ -95,7 +95,7 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[st
 def _classes_of_turns(
     record: Mapping[str, Any], messages: Sequence[dict[str, Any]], segment: str, where: str
 ) -> dict[str, Any]:
-    """Moves the turns' `classes` into one list on the record.
+    """Takes `classes` out of the turns; returns them as the record's field, `{"classes": [...]}`, or {}.
 
     A turn's classes are an object of outcomes, e.g. `{"loop": 1, "wrong_tool": 0}` (values of at least 0.5 hold), a
     name, a list of names, or null. Raises RecordError for anything else.

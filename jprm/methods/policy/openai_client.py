@@ -471,7 +471,7 @@ def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, le
 
 
 def _limited(config: ServerConfig, body: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """Adds a token limit to the body; `extra` may lower it.
+    """Returns the body with a token limit; `extra` may lower it.
 
     Its name is the one with a number in `extra`, else the first that is not null there.
     """

@@ -250,7 +250,7 @@ class Loop:
         self.log.add(int(trainer.state.step), metrics, trainer.checkpoints, close=close, more=more)
 
     def evaluate(self) -> None:
-        """Evaluates the policy and checks the guards."""
+        """Evaluates the policy on held-out problems, logs the figures, and ends the run if a guard fires."""
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
         groups = self.samples.held_out(rollout.STREAM)

@@ -83,7 +83,7 @@ class SampleSource:
     ) -> list[list[Rollout]]:
         """Returns n samples for each problem: chains, or episodes in the environment.
 
-        `costs`, each problem's expected tokens per sample, balance the parts of several processes.
+        `costs`, each problem's expected tokens per sample, balance the parts of several processes (chains only).
         """
         seed = self.config.seed
         if self._world is None:

@@ -184,7 +184,7 @@ def _turn(message: Any, where: str, place: str) -> Record:
 
 
 def _run_of(runs: str, name: str, where: str) -> Any:
-    """Returns the run with this name. Raises Dropped if the published files lack it."""
+    """Returns a run from `runs`, a file of all runs or a folder of NAME.json files. Raises Dropped if it is absent."""
     if not runs or not path_of(runs).exists():
         raise RecordError(
             where, "runs", f"{runs or 'the option'} is no file and no folder", "Set runs=PATH of AgentRx's runs."
