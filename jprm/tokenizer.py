@@ -58,7 +58,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text` alone: no token is added, and no control token is parsed."""
+        """Returns the ids of `text` alone. It must add no token, and parse no control token."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -75,7 +75,7 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes files from which `load_tokenizer(folder)` makes a tokenizer with equal ids."""
+        """Writes files from which `load_tokenizer(folder)` must make a tokenizer with equal ids."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -407,7 +407,7 @@ class Layout(Protocol):
         ...
 
     def step(self, text: str, number: int) -> list[int]:
-        """Returns the ids for the step at 0-based depth `number`, never empty; its score is read at the last one."""
+        """Returns the ids of the step at 0-based depth `number`. The last id carries the score, so one must exist."""
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:

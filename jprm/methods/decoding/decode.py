@@ -337,7 +337,8 @@ def _attend_by(rule: layers.Attending, w: Mapping[str, Array]) -> Callable[..., 
 
 def _part(q_BTKGH, k_RKSH, v_RKSH, seen, config: ModelConfig):
     """Returns, for one set of keys: sum of exp(logit - top) x value, sum of exp(logit - top), and top, the largest
-    logit."""
+    logit. B must be a multiple of R, the rows of keys.
+    """
     B, T, K, G, H = q_BTKGH.shape
     R, split = k_RKSH.shape[0], ("batch", "kv_heads")
     q_RXKGH = reshape(q_BTKGH, (R, B // R * T, K, G, H), "batch", None, "kv_heads")

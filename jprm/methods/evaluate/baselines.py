@@ -94,7 +94,10 @@ LABELLED: dict[str, OfLabelled | str] = {
 
 
 def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
-    """Returns each baseline's output for the pools; leaves out baselines with too few or too many samples."""
+    """Returns each baseline's output for the pools; leaves out baselines that need more pools.
+
+    Above `MOST_SAMPLES` samples, baselines that read texts are left out too.
+    """
     few = sum(len(chains_of(tree)) for tree in trees) <= MOST_SAMPLES
     return _computed(POOLS if few else {name: x for name, x in POOLS.items() if not isinstance(x, str)}, trees)
 

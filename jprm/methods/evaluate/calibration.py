@@ -130,7 +130,7 @@ def ece_interval(
 
 
 def _gaps(score_N, right_N, groups, bins: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each bin's mean gap times its fraction of steps, (B,), and noise draws, (R, B)."""
+    """Returns each bin's mean gap times its fraction of steps, (B,), and draws of it if there were no gap, (R, B)."""
     gap_N, bin_N = np.asarray(right_N, float) - np.asarray(score_N, float), equal_mass_bins(score_N, bins)
     gap_B = np.bincount(bin_N, gap_N)
     noise_N = gap_N - (gap_B / np.maximum(np.bincount(bin_N), 1))[bin_N]

@@ -186,7 +186,7 @@ def _tokens_first(x_BKXH, G: int) -> Float[Array, "B Q K G H"]:
 
 
 def _blocks(x_BTK, block: int):
-    """Cuts tokens into N blocks: (B, T, K, ...) to (N, B, block, K, ...)."""
+    """Cuts tokens into N blocks: (B, T, K, ...) to (N, B, block, K, ...). T must be a multiple of `block`."""
     B, T, *rest = x_BTK.shape
     return jnp.moveaxis(reshape(x_BTK, (B, T // block, block, *rest), "batch", None, None, "kv_heads"), 1, 0)
 

@@ -419,7 +419,10 @@ def _tables(pairs, sizes: Launches, parts: int) -> tuple[Array, Array, Array]:
 
 
 def _pairs(until_BS, position_BS, query: int, key: int, windows: tuple[int, ...] = ()):
-    """Returns whether query blocks need key blocks, and whether all queries see all keys, both (B, M, N)."""
+    """Returns whether query blocks need key blocks, and whether all queries see all keys, both (B, M, N).
+
+    `query` and `key` are tokens per block. A row's tokens must be a multiple of both.
+    """
     B, S = until_BS.shape
 
     def blocked(x_BS, size):
@@ -439,7 +442,7 @@ def _pairs(until_BS, position_BS, query: int, key: int, windows: tuple[int, ...]
 
 
 def _keys_first(x_BMN, parts: int):
-    """Transposes to (B, C x N, M / C): the key blocks as each of C query parts sees them."""
+    """Transposes to (B, C x N, M / C): the key blocks as each of C query parts sees them. M must be a multiple of C."""
     B, M, N = x_BMN.shape
     x_BCMN = reshape(x_BMN, (B, parts, M // parts, N), "batch")
     return reshape(x_BCMN.swapaxes(2, 3), (B, parts * N, M // parts), "batch")

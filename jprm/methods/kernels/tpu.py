@@ -423,7 +423,8 @@ def find_blocks(
 ) -> BlockLists:
     """Returns the pairs of a query block and a key block with a visible pair, by query and by key.
 
-    `sizes` are the tokens per block; `parts` are those into which the mesh splits the tokens.
+    `sizes` are the tokens per block; `parts` are those into which the mesh splits the tokens. Each part
+    must be a multiple of the block sizes.
     """
     B, S = until_BS.shape
     start_T, start_S = jnp.arange(0, S, sizes.query), jnp.arange(0, S, sizes.key)

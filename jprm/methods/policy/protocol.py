@@ -71,8 +71,8 @@ class Sample:
 class Policy(Protocol):
     """A step generator.
 
-    `name` identifies the sampled distribution: weights, prompt, temperature and all else that changes it. Samples are
-    cached under it.
+    `name` must change with the sampled distribution: weights, prompt, temperature and all else. Samples are cached
+    under it.
     """
 
     name: str
@@ -80,10 +80,10 @@ class Policy(Protocol):
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """Returns n samples per prefix, in order: one step each (`until="step"`) or the rest of the chain (`"end"`).
 
-        Sample j of a prefix has number `seed + j`. Equal numbers give equally distributed samples, and identical ones
-        if the policy is deterministic; different numbers are independent.
+        Sample j of a prefix has number `seed + j`. Samples with equal numbers must be equally distributed, and
+        identical if the policy is deterministic; with different numbers they must be independent.
 
-        A failed sample is marked `error`, and the others are returned. A policy should raise only if no retry could
+        A failed sample must be marked `error`, and the others returned. A policy should raise only if no retry could
         succeed.
         """
         ...

@@ -230,7 +230,7 @@ class LiveScorer(Protocol):
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
         """Appends steps[i] after parents[i]; returns the new handles and their float32 scores.
 
-        Parents may be in several trees, and may repeat.
+        Parents must be handles that are not released; they may be in several trees, and may repeat.
         """
         ...
 

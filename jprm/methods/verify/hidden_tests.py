@@ -336,7 +336,7 @@ class Tests(Pipe):
         return {"tests": results, "behaviour": hashlib.sha256(json.dumps(self.seen).encode()).hexdigest()}
 
     def result(self, test, names, subjects):
-        """Runs one test on the program's global `names`; returns None or raises. `subjects` are the names that it
+        """Runs one test on the program's global `names`; returns "passes" or raises. `subjects` are the names that it
         tests.
 
         Raises `Undecided` if only the program could decide it, and what the test raises if it fails.

@@ -77,7 +77,7 @@ class Conversations:
         return self._slots.size
 
     def open(self, ids: Sequence[int]) -> Branch:
-        """Returns a new branch with these ids (at least one)."""
+        """Returns a new branch with these ids, which must not be empty."""
         if not ids:
             raise ValueError("a conversation begins with at least one token")
         return Branch(tuple(ids))

@@ -410,7 +410,10 @@ def recognise(folder: pathlib.Path) -> Adapter:
 
 
 def read(path: str | os.PathLike) -> Adapter:
-    """Reads the adapter in a JSON file. Raises ValueError or FileNotFoundError, naming file and field."""
+    """Reads the adapter in a JSON file. Raises ValueError or FileNotFoundError, naming file and field.
+
+    If the file has `like`, this record of `PUBLISHED` gives the fields that are left out.
+    """
     path = path_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
