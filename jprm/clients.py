@@ -76,7 +76,7 @@ class Scored:
 
     @property
     def score(self) -> float | None:
-        """Chain score, if the record is a chain; None if it is blank."""
+        """Chain score, if the record is a chain that is not blank."""
         return self.chains[0]["score"] if self.chains else None
 
 

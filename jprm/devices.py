@@ -1,6 +1,6 @@
 """Devices and their compilers: a program cache, XLA options, and libtpu quiet where there is no TPU.
 
-Nothing here imports jax: a command sets all this before jax looks for devices.
+This file must not import jax: a command sets all this before jax looks for devices.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def describe_no_tpu() -> None:
 def quiet_without_tpu(devices: str = "/sys/bus/pci/devices") -> None:
     """Sets `VARIABLES` where no TPU is attached, before jax tries libtpu and goes on with another backend.
 
-    Does nothing where there is a TPU, or where JAX_PLATFORMS or JAX_FORCE_TPU_INIT request one: errors there are real.
+    Skipped if there is a TPU, or JAX_PLATFORMS or JAX_FORCE_TPU_INIT request one: errors there are real.
     """
     if "JAX_PLATFORMS" in os.environ or "JAX_FORCE_TPU_INIT" in os.environ:
         return

@@ -126,9 +126,8 @@ class Experiment:
         adapters added, layer by layer, so model.remat must be `full` or `attention`.
     new_parameters: pattern of decoder parameters missing in `base`, which start at random, e.g. of an added layer.
         Other missing parameters are an error.
-    reference: a second, frozen model of the same shape for the objective, in any form accepted for `base`; empty for
-        none. Checkpoints omit it. With data.extras=("reference",) it is not loaded: the data contain its
-        log-probabilities.
+    reference: a second, frozen model of the same shape for the objective, in any form accepted for `base`; optional.
+        Checkpoints omit it. With data.extras=("reference",) it is not loaded: the data contain its log-probabilities.
     reference_dtype: storage type of the reference. If it equals `base`, in path and type, adapters share the base's
         decoder.
     tokenizer: a file or a folder.
@@ -311,7 +310,7 @@ def read(path: str | os.PathLike) -> Experiment:
 
 
 def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
-    """Returns the experiment (as `read`) and the objective's `log_ratio`; None if the model scores by its head."""
+    """Returns the experiment (as `read`) and the objective's `log_ratio`, unless the model scores by its head."""
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1
@@ -474,7 +473,7 @@ def kind_of(path: Given | Found) -> Kind:
     """Returns `run` (a folder of `jprm train`), `peft` (a LoRA), `huggingface` (a published model) or `gguf`.
 
     Raises:
-      FileNotFoundError: the path does not exist, or the folder has none of the marker files.
+      FileNotFoundError: the path does not exist, or the folder lacks all marker files.
       ValueError: another kind of file.
     """
     path = place_of(path)

@@ -70,8 +70,8 @@ def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float
     the pattern `new` are omitted. For a run, loads the newest checkpoint with LoRA merged.
 
     Raises:
-      ValueError: a missing parameter does not match `new`, or `new` matches none; or `config` differs from the run's
-        decoder.
+      ValueError: a missing parameter does not match `new`, or `new` matches no missing one; or `config` differs from
+        the run's decoder.
     """
     module, place = _opened(path)
     if module is not None:
@@ -115,7 +115,7 @@ def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype =
 
 
 def _opened(name: Given | Found) -> tuple[ModuleType | None, Any]:
-    """Returns the module that reads the model (None for a run), and a local path."""
+    """Returns the module that reads the model, unless it is a run, and a local path."""
     place = place_of(name)
     if (kind := kind_of(place)) == "run":
         return None, place

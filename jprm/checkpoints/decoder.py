@@ -31,7 +31,7 @@ FIELDS = ("vocab_size", "width", "heads", "kv_heads", "head_dim", "mlp_width", "
 """Fields that must be equal in file and config. A config may have fewer layers."""
 
 Slot = tuple[str, int | None]
-"""(role, layer): the role as in `transformer.axes_of`; the layer is None for e.g. the embedding."""
+"""(role, layer): the role as in `transformer.axes_of`; e.g. the embedding has no layer."""
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -107,8 +107,8 @@ def load(
       read: maps role and name to the tensor, in any float type, with rotary pairs at (i, i + H/2).
       new: pattern of parameters missing in the files; these are omitted.
       stored: maps a matrix's role, its tensor names (one per layer) and the shape of one layer to the stack in the
-        file's own quantisation, a tree of arrays that every device gets whole. None: no matrix is kept in the file's
-        format.
+        file's own quantisation, a tree of arrays that every device gets whole. By default no matrix is kept in the
+        file's format.
     """
     shapes = file_shapes(config)
     model = flatten_dict(jax.eval_shape(functools.partial(init, config), jax.random.key(0)), sep="/")

@@ -50,7 +50,7 @@ DIGESTS = "digests.json"
 def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
     """Opens the run's checkpoints; the caller decides when to save.
 
-    Keeps the newest `keep` (None: all), plus every multiple of `keep_every` steps for good (0: none).
+    Keeps the newest `keep`, by default all, and every multiple of `keep_every` steps, if positive, for good.
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)] if keep else [policies.PreserveAll()]
@@ -129,7 +129,7 @@ def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
-    """Returns the newest checkpoint's `run` JSON; {} if it has none, as in best/ of earlier releases.
+    """Returns the newest checkpoint's `run` JSON; {} without it, as in best/ of earlier releases.
 
     Raises ValueError as `restore`, and if the checkpoint belongs to another run, e.g. was copied into this folder.
     """

@@ -424,7 +424,7 @@ def _locked(file: IO[bytes]) -> bool | None:
 
 
 def _holder(file: IO[bytes]) -> dict[str, Any]:
-    """Returns the holder's record; empty if there is none or it is unreadable."""
+    """Returns the holder's record; empty if it is missing or unreadable."""
     try:
         holder = json.loads(file.read(4096))
     except (ValueError, RecursionError):

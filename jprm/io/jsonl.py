@@ -137,7 +137,7 @@ def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
 
 
 def count(path: str | os.PathLike) -> int:
-    """Counts non-blank lines. Raises ValueError if there are none, and as `read_lines`."""
+    """Counts non-blank lines. Raises ValueError if all are blank, and as `read_lines`."""
     lines = sum(1 for _ in read_lines(path))
     if not lines:
         raise ValueError(f"{os.fspath(path)}: holds no record: it is empty. Was the command that wrote it stopped?")
@@ -208,7 +208,7 @@ class Rejects:
         return len(self.errors)
 
     def add(self, line: bytes, error: RecordError) -> None:
-        """Stores the line; appends a line end if the last line of the input has none."""
+        """Stores the line; appends a line end if the input's last line lacks it."""
         self.errors.append(error)
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 

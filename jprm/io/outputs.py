@@ -218,7 +218,7 @@ def code_of(value: Any) -> dict[str, str]:
 
 
 def text_of_module(module: types.ModuleType) -> str | None:
-    """Returns a module's source text; None if it has no file."""
+    """Returns a module's source text, if it has a file."""
     text = vars(module).get("__text__")  # of `jprm.options.run`: what ran, not what is there now
     if text is not None:
         return text
@@ -308,7 +308,7 @@ class _Walk:
         return [name, getattr(part, "__qualname__", ""), code]
 
     def _module(self, module: types.ModuleType) -> str | None:
-        """Digests a module's text and the user's modules used there; None for jprm's and Python's modules."""
+        """Digests a module's text and the user's modules used there, unless it is jprm's or Python's own."""
         file = _file(module)
         shipped = file.startswith(f"{PACKAGE}{os.sep}") or file.startswith(STANDARD) and not file.startswith(LIBRARIES)
         text = None if shipped else text_of_module(module)
@@ -351,7 +351,7 @@ def _compiled(code: types.CodeType) -> str:
 
 
 class Bar(Progress):
-    """Context manager that shows progress: `what`, how much of `total` (None: unknown) is done, and a note.
+    """Context manager that shows progress: `what`, how much of `total` (if known) is done, and a note.
 
     Without a terminal, e.g. in a Slurm log, it prints one line per minute and one at the end.
     """

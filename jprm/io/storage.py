@@ -311,7 +311,7 @@ class Remote(os.PathLike):
     absolute = resolve
 
     def mkdir(self, **_: bool) -> None:
-        """Does nothing: a folder in a bucket exists once it has an object."""
+        """No-op: a folder in a bucket exists once it has an object."""
 
     def is_file(self) -> bool:
         return self._kind() == "file"
@@ -369,7 +369,7 @@ class Remote(os.PathLike):
         self.stamp()
 
     def check_replaceable(self) -> None:
-        """Does nothing: every object can be replaced."""
+        """No-op: every object can be replaced."""
 
     def is_same(self, other: str | os.PathLike) -> bool:
         return path_of(other) == self
@@ -426,7 +426,7 @@ class Remote(os.PathLike):
             self.upload_folder(folder)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Does nothing: an object appears whole, whoever writes it."""
+        """No-op: an object appears whole, whoever writes it."""
         return contextlib.nullcontext()
 
     def discard(self) -> None:

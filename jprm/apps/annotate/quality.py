@@ -38,7 +38,7 @@ def labellings(tasks: Tasks) -> dict[int, list[Task]]:
 
 
 def figures(tasks: Tasks) -> dict[str, Any]:
-    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. None means no data."""
+    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. Figures without data are null."""
     seed, done = tasks.study.config.seed, labellings(tasks)
     names = tasks.study.config.annotators
     return {
@@ -56,7 +56,7 @@ STUCK_MINUTES = 30
 
 
 def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
-    """Returns each annotator's progress: `state`, and `minutes` since the last event (None before the first).
+    """Returns each annotator's progress: `state`, and `minutes` since the last event (null before the first).
 
     States: `not begun`, `screening failed`, `done` (no open task), `stuck` (`STUCK_MINUTES`), else `working`. `on` is
     the last touched problem and step in the open task.
@@ -84,7 +84,7 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
 
 def _agreement(tasks: Tasks, twice: Sequence[Sequence[Task]], seed: int) -> dict[str, Any]:
     """Returns alpha over steps with two ratings, the agreement on wrong or not wrong, and the agreement on a chain's
-    first error (or none).
+    first error, or its absence.
     """
     units, task_U = [], []
     for number, pair in enumerate(twice):
@@ -155,8 +155,8 @@ def _annotator(tasks: Tasks, name: str, seed: int) -> dict[str, Any]:
 
 
 def _fraction(hits: Sequence[float], seed: int, task_N: Sequence[int] | None = None) -> dict[str, Any] | None:
-    """Returns the mean with its 95 % interval over tasks (one per hit by default), and the number of hits `n`; None
-    without hits.
+    """Returns the mean with its 95 % interval over tasks (one per hit by default), and the number of hits `n`, if there
+    are hits.
     """
     if not hits:
         return None
@@ -167,8 +167,8 @@ def _fraction(hits: Sequence[float], seed: int, task_N: Sequence[int] | None = N
 
 
 def _drift(work: Sequence[Task], seed: int) -> dict[str, Any] | None:
-    """Returns the change from the first to the second half of an annotator's tasks: seconds per step, and fraction
-    of steps rated wrong. None for fewer than 8 tasks.
+    """Returns the change from the first to the second half of an annotator's tasks: seconds per step, and fraction of
+    steps rated wrong, given at least 8 tasks.
     """
     if len(work) < 8:
         return None
@@ -384,9 +384,9 @@ def _written(task: Task) -> Node:
 
 
 def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
-    """Returns the rating of each step; None from the first step on which annotators differ.
+    """Returns the rating of each step up to the first one on which annotators differ, then None.
 
-    In a trajectory only that step is None: its annotators continue from the same turn in any case.
+    In a trajectory only that step has no rating: its annotators continue from the same turn in any case.
     """
     ratings, labels, apart = [task.ratings for task in group], [], set()
     for i, node in enumerate(tree.nodes):

@@ -251,7 +251,7 @@ def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:
 
 
 def scores_of(tree: ReasoningTree) -> list[float]:
-    """Returns the score of every node. Raises ValueError if one has none."""
+    """Returns the score of every node. Raises ValueError if one is missing."""
     scores = [node.score for node in tree.nodes if node.score is not None]
     if len(scores) < len(tree.nodes):
         raise ValueError(f"a step of {tree.problem[:60]!r} has no score: run `jprm score` on the file first")
@@ -283,8 +283,8 @@ def known_wrong(tree: ReasoningTree) -> dict[int, bool]:
 def alike(tree: ReasoningTree, labels: Mapping[int, bool], others: Mapping[int, bool]) -> float:
     """Returns how far two labellings agree on which steps are wrong.
 
-    For a chain: 1 if they have the same first error (or none), else 0. For a trajectory or a tree with alternatives:
-    the fraction of shared steps with equal labels; 0 if there is none.
+    For a chain: 1 if they have the same first error or both lack one, else 0. For a trajectory or a tree with
+    alternatives: the fraction of shared steps with equal labels; 0 without shared steps.
     """
     if ends_at_error(tree):
         first = (
@@ -432,7 +432,7 @@ def _said(node: Node) -> tuple:
 
 
 def _distance(tree: ReasoningTree, scores: Sequence[float]) -> float | None:
-    """Returns the largest distance of a score from its label, both in [0, 1]; None without labels."""
+    """Returns the largest distance of a score from its label, both in [0, 1], if there are labels."""
     low = -1.0 if tree.semantics in ("rating", "advantage") else 0.0
     pairs = zip(scores, tree.nodes, strict=True)
     labelled = [(score, node.label) for score, node in pairs if node.label is not None]

@@ -31,7 +31,7 @@ class Conflict(ValueError):
 
 
 class Act(NamedTuple):
-    """A step's rating, or (if `rating` is None) the choice of a rated step. `chosen`: the path continues from it."""
+    """A step's rating, or (without `rating`) the choice of a rated step. `chosen`: the path continues from it."""
 
     step: int
     rating: int | None
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def error(self) -> int | None:
-        """First step rated wrong, or None."""
+        """First step rated wrong, if any."""
         return next((step for step, wrong in self.wrong.items() if wrong), None)
 
 
@@ -187,7 +187,7 @@ class Tasks:
         self._seen[event["uuid"]] = event
 
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
-        """Returns the event that opens the annotator's next task; None if enough are open, or none is left."""
+        """Returns the event that opens the annotator's next task, unless enough are open or no task is left."""
         opened = self.opened_by(annotator)
         if sum(task.finish is None for task in opened) >= AHEAD:
             return None
@@ -218,7 +218,7 @@ class Tasks:
     def _place(self, annotator: str, opened: list[Task], now: float) -> tuple[str, int, bool] | None:
         """Returns (pool, index, is a repetition) of the next task.
 
-        Returns None if screening is not passed, or no task is left.
+        There is no next task if screening is not passed, or all tasks are done.
         """
         screened = sum(task.pool == "screening" for task in opened)
         if screened < len(self.study.trees["screening"]):

@@ -539,7 +539,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def place_in(error: BaseException, files: Sequence[str]) -> str | None:
-    """Returns FILE:LINE if the error arose in one of the user's own files, else None."""
+    """Returns FILE:LINE if the error arose in one of the user's own files."""
     file_of_path = {os.path.realpath(file): file for file in files}
     if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in file_of_path:
         return f"{error.filename}:{error.lineno}"
@@ -574,7 +574,7 @@ def _check_addresses(args: Sequence[str]) -> None:
 
 
 def _lost_output() -> OSError | None:
-    """Returns the error if standard output is full or closed (e.g. `jprm --help | head`), else None.
+    """Returns the error if standard output is full or closed (e.g. `jprm --help | head`).
 
     Redirects later output to the null device, so that the interpreter does not complain on exit.
     """
@@ -597,7 +597,7 @@ def _line(error: BaseException) -> str:
 
 
 def extra_hint(error: ModuleNotFoundError) -> str | None:
-    """Returns the pip command for the missing package if an extra of jprm has it, else None."""
+    """Returns the pip command for the missing package if an extra of jprm has it."""
     package = _canonical((error.name or "").split(".")[0])
     try:
         requirements = metadata.requires("jax-prm") or []

@@ -138,7 +138,7 @@ class Commands(SubcommandApp):
         return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest, ended)]
 
     def chosen(self, args: Sequence[str]) -> Callable[..., Any] | None:
-        """Returns the function of the command that the arguments name; None for a group or no command."""
+        """Returns the function of the command that the arguments name, if they do not end at a group."""
         known = {name.replace("_", "-"): func for name, (func, _) in self.registered.items()}
         func = known.get(args[0].replace("_", "-")) if args else None
         return func.chosen(args[1:]) if isinstance(func, Commands) else func

@@ -61,7 +61,7 @@ class Division:
 
     @property
     def ray(self) -> Ray | None:
-        """The settings of `--engine ray`; None without it. Raises ValueError if the options do not fit each other."""
+        """The settings of `--engine ray`, if it is given. Raises ValueError if the options do not fit each other."""
         if not self.engine:
             return None
         if self.engine[0] != "ray":

@@ -37,7 +37,7 @@ def plan(
 ) -> dict[str, Any]:
     """Compiles the experiment's training step (or its scoring step, with `scoring`) and measures the program.
 
-    Returns JSON values; bytes and FLOPs are per device and step. `program` and `bounds` are None if the program does
+    Returns JSON values; bytes and FLOPs are per device and step. `program` and `bounds` are null if the program does
     not fit. `say` receives progress messages.
 
     Raises ValueError if the mesh does not divide the model or rows, or attention does not support the chips;
@@ -115,7 +115,7 @@ RECORDS, SHARDS = 0.54e6, 6.6e6
 
 
 def expected(bound: float, topology: Topology) -> float | None:
-    """Returns the seconds at MaxText's published fraction of peak for the chip; None if unknown."""
+    """Returns the seconds at MaxText's published fraction of peak for the chip, if known."""
     return bound / topology.chip.reached if topology.chip.reached else None
 
 
@@ -233,7 +233,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 def overflow(message: str) -> Memory:
-    """Parses the figures in the compiler's error. Raises RuntimeError with the message if it has none."""
+    """Parses the figures in the compiler's error. Raises RuntimeError with the message if it lacks figures."""
     figures = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message) or re.search(
         r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message
     )
@@ -253,7 +253,7 @@ def search(
     scoring: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[dict], dict | None]:
-    """Returns all plans, and the fitting one with the highest token rate, or None.
+    """Returns all plans, and among the fitting ones, if any, the plan with the highest token rate.
 
     Compiling takes minutes, so not every combination is tried. While no candidate fits, the search continues from the
     one exceeding memory least.

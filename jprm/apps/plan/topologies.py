@@ -19,7 +19,7 @@ class Chip:
 
     interconnect: all links of the chip together, in one direction.
     links: number of links.
-    network: a chip's share of its host's data centre network rate; infinite if none is published.
+    network: a chip's share of its host's data centre network rate; infinite if not published.
     allotted: HBM bytes available to a program: from libtpu's own errors, or a fraction of a GPU's memory.
     host: chips per host, if a slice has several hosts.
     rectangles: for slices of more than 16 chips, the compiler accepts only rectangular parts.

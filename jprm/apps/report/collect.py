@@ -83,7 +83,7 @@ def only_turns(tree: ReasoningTree) -> ReasoningTree:
 
 
 def collect(folders: Sequence[str | os.PathLike]) -> Page:
-    """Reads folders of `jprm eval suite`. Raises ValueError if there is none, or they are not of the same suite."""
+    """Reads folders of `jprm eval suite`. Raises ValueError if no folder is given, or they are not of the same suite."""
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     results, scores = read_suites(folders)
@@ -295,7 +295,7 @@ def _rounded(score: float | None) -> float | None:
 
 
 def _critiques(of_models: Sequence[Sequence[dict[str, Any]]], order: Sequence[int]) -> dict[str, Any]:
-    """Returns each model's critiques that end at a node in `order`; {} if there are none."""
+    """Returns each model's critiques that end at a node in `order`; {} without critiques."""
     place = {node: i for i, node in enumerate(order)}
     critiques = [
         [

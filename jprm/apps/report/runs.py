@@ -26,7 +26,7 @@ SHOWN = ("loss", "auroc", "tokens_per_second", "goodput")
 def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
     """Returns the runs: each folder that is one, and the runs below any other folder, by name.
 
-    Raises FileNotFoundError if a folder is not a run and contains none.
+    Raises FileNotFoundError if a folder neither is nor contains a run.
     """
     runs = []
     for folder in map(path_of, folders):
@@ -204,7 +204,7 @@ def _there(folder: Given | Found) -> list[dict[str, Any]]:
 
 
 def followed(folder: Found) -> Place | None:
-    """Resolves a folder named in results; None if it is an address and the results may be someone else's."""
+    """Resolves a folder named in results, unless it is an address and the results may be someone else's."""
     try:
         return folder.data()
     except ValueError:

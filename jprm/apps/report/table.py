@@ -29,7 +29,7 @@ UNTOLD = ("name", "trackers")
 
 
 class Run(NamedTuple):
-    """One trained model: its figures, and its settings by path (None if its folder is missing)."""
+    """One trained model: its figures, and its settings by path (if its folder is there)."""
 
     name: str
     settings: Mapping[str, Any] | None

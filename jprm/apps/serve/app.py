@@ -135,7 +135,7 @@ def serving(config: ServeConfig) -> dict[str, Any]:
 
 
 def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
-    """Returns a prefix cache; None if `tokens` is 0 or the model does not support one."""
+    """Returns a prefix cache, if the model supports one and `tokens` is above 0."""
     try:
         return PrefixCache(prm, tokens) if tokens else None
     except NotImplementedError:
@@ -168,7 +168,7 @@ def make_app(
 
     Args:
       engines: one per model; the first is the default.
-      key: clients must send `Authorization: Bearer KEY`; None if no key is needed.
+      key: if given, clients must send `Authorization: Bearer KEY`.
       view: the format of OpenRLHF's prompts.
       policy: writes the steps for /v1/continue.
       tokenizers: of the clients of /v1/rewards, by name; the first is the default.

@@ -51,7 +51,7 @@ class Server:
 
     @property
     def policy(self) -> Writer:
-        """The policy that writes steps. Raises Refusal (400) if there is none."""
+        """The policy that writes steps. Raises Refusal (400) if the server has no policy."""
         if self.writer is None:
             raise Refusal(400, "this server has no policy: start it with --policy", "model")
         return self.writer
@@ -213,7 +213,7 @@ class Call:
                 future.cancel()
 
     async def outputs_of(self, tree: ReasoningTree, tokens: int, caller: str) -> tuple[Outputs, int | None]:
-        """Returns a tree's named outputs, and the number of cached tokens (None without a `caller`)."""
+        """Returns a tree's named outputs, and, with a `caller`, the number of cached tokens."""
         if not caller:
             return (await self.answer(self.engine.score([tree], tokens)))[0], None
         return await self.answer(self.engine.score_cached(tree, tokens, caller))
@@ -223,8 +223,8 @@ class Call:
     ) -> tuple[list[tuple[float, np.ndarray] | None], int]:
         """Scores single chains; error messages call the chain at place i `NAME[i]`.
 
-        Returns (chain score, step scores (N,)) for each chain, or None if `chain` returned None for a blank one; and
-        the tokens of all. Raises Refusal (502) if a judge gave no score.
+        Returns (chain score, step scores (N,)) for each chain, or None if `chain` found it blank; and the tokens of
+        all. Raises Refusal (502) if a judge gave no score.
         """
 
         def read() -> tuple[list[ReasoningTree | None], int]:
@@ -309,7 +309,7 @@ def placed(where: str, param: str | None = None) -> Iterator[None]:
 
 
 def finite(score: float) -> float | None:
-    """Returns a score for JSON: null if a judge gave none."""
+    """Returns a score for JSON: null if a judge gave no score."""
     return float(score) if math.isfinite(score) else None
 
 

@@ -221,7 +221,7 @@ def _searched(
     problem: str, asked: SearchRequest, config: SearchConfig, policy: InPieces, engine: Engine,
     known: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Runs the search; returns the answer's fields. Raises Refusal if the policy returns nothing."""
+    """Runs the search; returns the answer's fields. Raises Refusal if the policy fails or writes no step."""
     scores = _Scores(engine)
     try:
         ((_, tree),) = search([Problem(problem)], policy, Rescorer(scores), config)

@@ -112,7 +112,7 @@ class Programs:
     def row(self) -> int | None:
         """The longest length up to which all are compiled.
 
-        If the first one is not compiled yet, returns it nevertheless; None if there are no `lengths`.
+        If the first one is not compiled yet, returns it nevertheless. Without `lengths` there is no such length.
         """
         row = self.lengths[0] if self.lengths else None
         for tokens in self.lengths:
@@ -463,7 +463,7 @@ class Engine:
             self._changed.notify_all()
 
     def _next(self) -> tuple[list[_Job], Callable[[], Any]] | None:
-        """Returns the next packed batch; None if the engine is closed."""
+        """Returns the next packed batch, unless the engine is closed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._packed is not None or self._all_packed or self._may_let_in())
@@ -528,10 +528,10 @@ class TextEngine(Engine):
         return self.run(lambda: self.prm.outputs_of(trees), tokens)
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
-        """Does nothing, since text models are not compiled."""
+        """No-op, since text models are not compiled."""
 
     def _try(self) -> None:
-        """Does nothing; there is no device, and failures are caused by the text."""
+        """No-op: there is no device, and failures are caused by the text."""
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str

@@ -55,7 +55,7 @@ class View:
         return text
 
     def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
-        """Returns the response's chain; None if it is blank. Raises Refusal if a text has another format."""
+        """Returns the response's chain, unless it is blank. Raises Refusal if a text has another format."""
         if not query.startswith(prompt):
             raise Refusal(400, f"{where}: query does not begin with its prompt", "query")
         problem, response = self.problem(prompt, where), self.response(query[len(prompt) :])

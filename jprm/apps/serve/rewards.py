@@ -48,10 +48,10 @@ class ScoredSample:
     """A parsed sample.
 
     Attributes:
-      tree: its chain; None if the response is blank.
+      tree: its chain, unless the response is blank.
       text: the response.
       steps: the span of each stripped step in the text.
-      tokens: the span of each of the client's T tokens in the text; None if the client sent no tokens.
+      tokens: the span of each of the client's T tokens in the text, if it sent tokens.
       outcome: the verifier's reward.
       turns: for a trajectory, the turn of each step, and its last token if the client sent tokens.
     """
@@ -69,7 +69,7 @@ class ScoredSample:
         return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
-        """Returns the index of each step's last token; None if the client sent no tokens.
+        """Returns the index of each step's last token, if the client sent tokens.
 
         Raises Refusal if no token covers a step's last character.
         """
@@ -179,7 +179,7 @@ OPTIONS = ("weight", "temperature", "gamma", "offset", "gate")
 
 
 def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
-    """Returns the credit; None if the request names none.
+    """Returns the credit that the request names, if any.
 
     Only names in `CREDITS` are accepted: a client must not make the server import a file.
     """
@@ -200,7 +200,7 @@ def _credit(sent: str | dict[str, Any], prm: PRM) -> CreditConfig | None:
 
 
 def _tokenizer(tokenizers: Mapping[str, Tokenizer], name: str) -> Tokenizer | None:
-    """Returns the named tokenizer, the first for ""; None if the server has none."""
+    """Returns the named tokenizer, the first for "", if the server has tokenizers."""
     if name and name not in tokenizers:
         remedy = f"use {', '.join(tokenizers)}" if tokenizers else "start the server with --tokenizer"
         raise Refusal(400, f"there is no tokenizer {name!r}: {remedy}", "tokenizer")
@@ -370,7 +370,7 @@ Place = tuple[int, np.ndarray]
 def _paid(
     samples: Sequence[ScoredSample], scores: Sequence[np.ndarray], config: CreditConfig
 ) -> list[np.ndarray | None]:
-    """Returns the rewards of each sample's P + 1 segments; None if a score is missing.
+    """Returns the rewards of each sample's P + 1 segments, or None if a score is missing.
 
     The samples of one problem form a group.
     """

@@ -86,7 +86,7 @@ HANDLERS: dict[Any, Any] = {
 
 
 def key_of(config: Listen) -> str | None:
-    """Returns the key that clients need, or None. Raises ValueError if the server is public but has no key."""
+    """Returns the key that clients need, if any. Raises ValueError if the server is public but has no key."""
     key = os.environ.get(KEY) or None
     if key is None and not config.loopback:
         raise ValueError(f"host {config.host}: others can reach it. Set {KEY}, or use 127.0.0.1")
@@ -115,7 +115,7 @@ class _Under:
 
 
 def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
-    """Returns the middleware to check host, origin and key. `expected` maps a path to its key, or None."""
+    """Returns the middleware to check host, origin and key. `expected` maps a path to its key, if it needs one."""
     names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
 
     def of_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
@@ -276,8 +276,8 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 def fields_of(kind: type[RequestFields]) -> dict[str, tuple[tuple[Any, ...], Mapping[str, Any], Any]]:
     """Returns (types, annotation, default) for every field of a request type.
 
-    None is left out of the types, since null means absent. If a name is a Python keyword, the dataclass appends `_` to
-    it.
+    NoneType is left out of the types, since null means absent. If a name is a Python keyword, the dataclass appends `_`
+    to it.
     """
     hints, fields = typing.get_type_hints(kind, include_extras=True), {}
     for field in dataclasses.fields(typing.cast(Any, kind)):

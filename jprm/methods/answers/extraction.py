@@ -35,7 +35,7 @@ _PRM800K = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)
 
 
 class Extracted(NamedTuple):
-    """A final answer and its rule; both are None if the text states no answer."""
+    """A final answer and its rule, if the text states an answer."""
 
     answer: str | None
     rule: Rule | None
@@ -65,7 +65,7 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
 
 
 def extract_answer(text: str) -> str | None:
-    """Returns the final answer of a text, or None if it states no answer."""
+    """Returns the final answer of a text, if it states one."""
     return extract(text).answer
 
 

@@ -532,7 +532,7 @@ def canonical_answer(answer: Any) -> str | float | None:
     r"""Returns a hashable form, equal for equal everyday answers; None if there is no answer.
 
     Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") compare by value, other
-    strings by their stripped text. None, a blank string and NaN count as no answer.
+    strings by their stripped text. A missing answer, a blank string and NaN count as no answer.
     """
     if answer is None or isinstance(answer, float) and math.isnan(answer):
         return None

@@ -373,8 +373,8 @@ _NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+
 
 
 def values(line: str) -> list[Value]:
-    """Returns the formulas and numbers in a line, after its label; the last side of an equation. If there are none,
-    digits.
+    """Returns the formulas and numbers in a line, after its label; the last side of an equation. Without formulas and
+    numbers, digits.
     """
     label = LABEL.match(line)
     items: list[Value] = []

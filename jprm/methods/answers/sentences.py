@@ -25,7 +25,7 @@ _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e
 
 
 def sentences(text: str, start: int, end: int) -> list[Span]:
-    """Returns the (start, end) of each sentence in text[start:end]; abbreviations, e.g. "Dr.", end none."""
+    """Returns the (start, end) of each sentence in text[start:end]; an abbreviation, e.g. "Dr.", is not an end."""
     out = []
     for stop in _FULL_STOP.finditer(text, start, end):
         if not _ABBREVIATED.search(text, max(start, stop.start() - 8), stop.start()):
@@ -58,7 +58,7 @@ def conclusion(prose: Prose) -> Mark | None:
 
 
 def stated_value(prose: Prose, sentence: Span) -> str | None:
-    """Returns the stated value of a sentence (see the module docstring), or None if it has no values."""
+    """Returns the stated value of a sentence (see the module docstring), if it has values."""
     start, end = sentence
     text = prose.text[:end]
     items = [Value(v.start + start, v.end + start, v.text) for v in values(text[start:])]

@@ -155,7 +155,7 @@ _OWN_MARK = re.compile(
 
 
 def _stated(prose: Prose, at: int, mark: str, colon: bool) -> tuple[str, bool] | None:
-    """Returns (answer, sure) at position `at` after a mark, or None."""
+    """Returns (answer, sure) at position `at` after a mark, if an answer is there."""
     rest = prose.text[at : at + LONGEST]
     if m := re.match(r"[\s:*\"']*(?:\n\s*)+", rest):  # on the next line
         if not colon and not re.match(r"\s*\n+\s*(?:\$|\\\[|\\\(|\\begin)", rest):

@@ -59,7 +59,7 @@ def _has_fields(value: Any) -> bool:
 
 
 def _field(value: Any, key: str) -> Any:
-    """Returns the field in an object, or in each object of a list; None if absent."""
+    """Returns the field in an object, or in each object of a list, if present."""
     if isinstance(value, list) and value and _has_fields(value):
         return [_field(item, key) for item in value]
     return value.get(key) if isinstance(value, Mapping) else None
@@ -127,7 +127,7 @@ def _cell_as(text: str, kinds: tuple[type, ...], where: str, field: str) -> Any:
 
 
 def number_in(text: str) -> float | None:
-    """Parses a finite number; returns None if the text is not one."""
+    """Parses a text as a finite number, if it is one."""
     try:
         number = float(text) if re.fullmatch(r"\s*[+-]?[\d.][\d.eE+-]{0,30}\s*", text) else math.nan
     except ValueError:
@@ -264,7 +264,7 @@ _SAID = (
 
 
 def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
-    """Converts a label to a number; None if it is absent.
+    """Converts a label, if present, to a number.
 
     Words become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or -1.
 
@@ -293,8 +293,8 @@ def label_of(value: Any, semantics: str, where: str, field: str) -> float | None
 def verdict_of(value: Any, where: str, field: str) -> bool | None:
     """Reads whether an answer is correct, e.g. from true, 0 or "correct".
 
-    Understands the words of `label_of`. None and words for null, e.g. "nan", give None. Raises RecordError for any
-    other value, e.g. 0.5.
+    Understands the words of `label_of`. Null and words for it, e.g. "nan", give None. Raises RecordError for any other
+    value, e.g. 0.5.
     """
     label = label_of(value, "correctness", where, field)
     if label not in (None, 0, 1):

@@ -110,7 +110,7 @@ def prepare(
         returned.
       exclude: benchmark files in any supported format; records with one of their problems (compared by `normalise`) are
         left out.
-      on_error: `stop` at the first bad item and write nothing, or `skip` bad items and copy them to
+      on_error: `stop` at the first bad item without writing the folder, or `skip` bad items and copy them to
         `out`/rejects.jsonl.
       sha256: further accepted checksums of downloads, besides the known releases.
       overwrite: replace an existing folder; the old one stays until the new one is complete.

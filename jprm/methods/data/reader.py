@@ -68,7 +68,7 @@ class Reader:
       parse: (item, where, options) -> records. Must raise `RecordError` if the item has another form, and `Dropped` if
         the options exclude it. May also yield `LeftOut`.
       options: frozen dataclass; a field without a default is required.
-      releases: URL of each public file -> its SHA-256, None if unknown.
+      releases: URL of each public file -> its SHA-256, if known.
       drops: the item parts that records never hold, as printed by `jprm prepare`, e.g. "images"; empty if records hold
         everything.
       items: yields (number, JSON) for each item of a file; `read_items` by default.
@@ -167,7 +167,7 @@ def others(item: Mapping[str, Any], *known: str) -> Record:
 
 
 def check_record(record: Any, where: str) -> ReasoningTree | None:
-    """Validates a record; returns its tree, or None if it is a problem without a solution. Raises RecordError."""
+    """Validates a record; returns its tree, unless it is a problem without a solution. Raises RecordError."""
     if isinstance(record, Mapping) and not _SOLUTIONS.intersection(record) and "problem" in record:
         jsonl.text_of(record["problem"], where, "problem")
         jsonl.answer_of(record.get("answer"), where, "answer")
@@ -269,7 +269,7 @@ _RECORD = _SOLUTIONS | {"problem", "question", "prompt", "history", "trajectory"
 
 
 def _conversation(text: str) -> bytes | None:
-    """Wraps a list of messages as one item, `{"messages": [...]}`; returns None for any other list."""
+    """Wraps a list as one item, `{"messages": [...]}`, if it is a list of messages."""
     try:
         first, _ = json.JSONDecoder().raw_decode(text, _skip(text, text.index("[") + 1, ""))
         messages = json.loads(text) if _is_message(first) else []
@@ -285,7 +285,7 @@ def _is_message(item: Any) -> bool:
 
 
 def _single_object(path: str | os.PathLike, split: str | None) -> list[tuple[int, bytes]] | None:
-    """Returns the items of a file that is one JSON object; None for other files, e.g. JSON Lines."""
+    """Returns the items of a file, if it is one JSON object and not e.g. JSON Lines."""
     with open(path, "rb") as zipped, jsonl.unzipped(zipped, path) as file:
         lines = (line for line in file if line.strip())
         first, second = next(lines), next(lines, b"")
@@ -422,9 +422,9 @@ def _plain(value: Any) -> str | int | float:
 
 
 def until_error(first: int, steps: int, correct: bool | None) -> list[int | None]:
-    """Returns step labels: 1 before the first wrong step, 0 at it, None after it. `first` is -1 if every step is right.
+    """Returns step labels: 1 before the first wrong step, 0 at it, null after it. `first` is -1 if every step is right.
 
-    If `first` is -1 but `correct` is False, the wrong step is unknown, so every label is None.
+    If `first` is -1 but `correct` is False, the wrong step is unknown, so every label is null.
     """
     if first == -1 and correct is False:
         return [None] * steps

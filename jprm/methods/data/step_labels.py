@@ -2,7 +2,7 @@
 VersaPRM, ActPRM, GenPRM and UltraInteract.
 
 Layouts follow the published code that reads or writes these files; a reader's docstring states any choice it makes.
-jprm ships none of the files. `columns` (`readers.py`) reads many others.
+The files are not part of jprm. `columns` (`readers.py`) reads many others.
 """
 
 from __future__ import annotations
@@ -504,7 +504,7 @@ class ActPrmOptions:
 
 
 def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Record]:
-    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; missing labels become None."""
+    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; missing labels become null."""
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):
         reason = f"has {len(labels)} labels for {len(steps)} steps"

@@ -218,7 +218,7 @@ class TokenShards(TokenTrees):
 
     Args:
       folder: a local folder or a bucket.
-      about: the settings that the trees must depend on (`jprm.train.batches`), or None to accept any.
+      about: the settings that the trees must depend on (`jprm.train.batches`), if they must match.
       cache: the local folder for copies of shards in a bucket.
       most: the size limit of the cache in bytes, shared by all its users.
 

@@ -443,8 +443,8 @@ class PrefixCache:
     """Scores trees, computing only the tokens after cached prefixes; equal to the PRM up to rounding.
 
     A caller's tokens form a trie: a slot is identified by the previous token's slot and the token id. When slots run
-    out, the least recently used are taken, from branch ends. Callers share nothing, so response times do not
-    reveal what another caller has scored.
+    out, the least recently used are taken, from branch ends. Callers share no tokens, so response times do not reveal
+    what another caller has scored.
 
     Raises NotImplementedError if the model cannot be decoded with a cache.
     """
@@ -498,7 +498,7 @@ class PrefixCache:
         return outputs, total - len(new)
 
     def warm_up(self) -> None:
-        """Compiles everything that `outputs_of` needs, and runs nothing."""
+        """Compiles everything that `outputs_of` needs, without running it."""
         for S in padded_sizes(self.slots, SHORTEST_PREFIX, 4):
             path_N = np.zeros(min(S, self.slots), np.int64)
             self._slots.extend([[]], [path_N[:0]], [path_N], EDIT, S, run=False)

@@ -136,7 +136,7 @@ def recurrent(config: ModelConfig) -> bool:
 
 
 def _recurrent(mixer: str) -> layers.Recurrent | None:
-    """Returns the mixer's `Recurrent`, or None if it caches keys and values."""
+    """Returns the mixer's `Recurrent`, unless it caches keys and values."""
     cached = layers.find(mixer).cached
     return cached if isinstance(cached, layers.Recurrent) else None
 
@@ -155,12 +155,12 @@ def forward(
     """Returns the new tokens' hidden states after the final norm, and their rows' updated cache.
 
     A row's token t sees the past, the row's own cache before `start`, and the new tokens up to itself, within the
-    layer's window. A row's positions must be consecutive. Padding must follow the tokens, and affects none.
+    layer's window. A row's positions must be consecutive. Padding must follow the tokens, and does not affect them.
 
     Args:
       fresh: B rows' cache; new keys and values are written to it at `start`. None for rows that begin with the
           new tokens.
-      length_B: real new tokens per row, for recurrent states; None: all.
+      length_B: real new tokens per row, for recurrent states; by default all.
       age_B: each row's tokens in its own cache, if rows began at different times: `fresh` is then a ring, in which
           they are the last ones before `start`, and there must be one new token.
     """
@@ -403,7 +403,7 @@ def next_token(
     params, config: ModelConfig, temperature, top_p, s: DecodingState, past, first_B, key_B, table_VP, stop_V, at_step,
     limit, entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
-    """Samples one more token per sample; ended samples gain none.
+    """Samples one more token per sample; ended samples stay.
 
     Args:
       s: if it has an array for entropies, they are written too.
@@ -411,7 +411,7 @@ def next_token(
       stop_V: whether a token is a stop token.
       at_step: if true, a sample also ends at the end of a step.
       limit: most tokens per sample.
-      entropies: most probable tokens over which entropies are computed, e.g. 20; 0 if none are wanted.
+      entropies: most probable tokens over which entropies are computed, e.g. 20; 0 skips them.
     """
     at = s.count % s.written_BN.shape[1]
     position_B1 = (first_B + s.length_B)[:, None]
@@ -655,7 +655,7 @@ def _from_weights(uniform_B2: Float[Array, "B 2"], weight_BV: Float[Array, "B V"
 def _invert(uniform_B: Float[Array, " B"], weight_BN: Float[Array, "B N"]) -> Int[Array, " B"]:
     """Samples by inversion: returns the first index with weight at which the running sum passes uniform x total.
 
-    If rounding leaves none, returns the heaviest. An index without weight is never returned.
+    If rounding leaves no such index, returns the heaviest. An index without weight is never returned.
     """
     sum_BN = jnp.cumsum(weight_BN, axis=-1)
     passed_BN = (sum_BN > (uniform_B * sum_BN[:, -1])[:, None]) & (weight_BN > 0)

@@ -513,7 +513,7 @@ def agents_report(
     with both labels and scores: `baselines` has the trivial scores, and `ahead` the model minus the best baseline per
     figure, paired on the same resamples.
 
-    Raises ScoreError if only some turns have a score, or there is nothing to evaluate.
+    Raises ScoreError if only some turns have a score, or no trajectory can be evaluated.
     """
     nodes = [node for tree in trees for node in tree.nodes if node.is_step]
     scored, labelled = (any(getattr(node, key) is not None for node in nodes) for key in ("score", "label"))

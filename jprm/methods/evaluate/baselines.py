@@ -37,16 +37,16 @@ class Chosen(NamedTuple):
 
 
 OfPools = Callable[[Sequence[ReasoningTree]], Sequence[Chosen] | None]
-"""Maps pools to one `Chosen` each; None if there are too few pools."""
+"""Maps pools to one `Chosen` each, if there are enough pools."""
 
 OfSteps = Callable[[Sequence[ReasoningTree]], Sequence[Float[np.ndarray, " N"]] | None]
-"""Maps chains to a score per step, lower if an error is likelier; None if there are too few chains."""
+"""Maps chains to a score per step, lower if an error is likelier, if there are enough chains."""
 
 
 OfLabelled = Callable[
     [Sequence[ReasoningTree], Sequence[Int[np.ndarray, " N"]]], Sequence[Float[np.ndarray, " N"]] | None
 ]
-"""Maps trees and step classes (1, 0, or -1 if unlabelled) to scores; None if there are too few steps."""
+"""Maps trees and step classes (1, 0, or -1 if unlabelled) to scores, if there are enough steps."""
 
 
 def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
@@ -121,7 +121,7 @@ def of_labelled(
 def fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> Sequence[Float[np.ndarray, " N"]] | None:
-    """Returns out-of-fold step scores of a logistic regression from features to right steps; None if there are too few.
+    """Returns out-of-fold step scores of a logistic regression from features to right steps, if there are enough.
 
     Each entry of `rows` (features) and `classes` (1, 0, or -1 without a label) is a tree; a step's score comes from a
     fit to other `problems`.

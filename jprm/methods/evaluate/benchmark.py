@@ -114,12 +114,12 @@ class Benchmark:
         the model, then calls `figures`.
       figures: computes the entry in `results.json`. Benchmarks with `figures` can be a section of a suite.
       derive: computes the entry in `results.json` from the requests and results of other sections, for a benchmark
-        without its own files. The scorer is None if no model is loaded.
+        without its own files. There is no scorer if no model is loaded.
       needs: the inputs that a suite must give: `data`, `calibrate`, `neutral`.
       context: whether figures read the messages between the turns of trajectories; otherwise they see only steps.
       one_calibration_file: whether `calibrate` must be exactly one file.
       reader: reader of its files: a name in `jprm.methods.data.readers`, or a `Reader`, with the options `reading`.
-        None detects the format of each file.
+        By default the format of each file is detected.
       standard: file names, as its authors publish them, in the folder of the suite `standard`; () if not in that suite.
       foreseen: (records by file, names of `calibrate` files) -> sentences on figures that these records do not allow. A
         suite prints them before scoring.

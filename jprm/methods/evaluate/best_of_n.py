@@ -1,7 +1,7 @@
 """Best of n over pools of samples: the expected accuracy of choosing by score, for every n at once.
 
-Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`), so
-nothing is simulated. Like the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
+Drawing n of a pool's N samples and keeping the one with the highest score has an exact expectation (`best_of_n`),
+without simulation. Like the evaluation script of Lightman et al. (prm800k/eval/eval.py), a sample without an answer
 takes one of the n places but cannot be chosen. The same holds for samples without steps; a tree cannot hold these, so
 pool records count them in `empty_samples`.
 
@@ -275,7 +275,7 @@ def best_of_n_report(
     - `none_right` and `all_right`: the number of problems that no choice can change.
 
     Votes are sampled over `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and have a `standard_error` (0
-    if exact). They are None if the file has no answers.
+    if exact). They are null if the file has no answers.
     """
     first: list[ReasoningTree] = []
     pools = pools_of(trees, scale, first)

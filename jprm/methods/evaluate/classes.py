@@ -1,6 +1,6 @@
 """Named outputs against class labels, e.g. error types: each class is a separate binary decision.
 
-A chain's `classes` has one entry per step: a name, a list of names, or None if unlabelled. If a class of the model
+A chain's `classes` has one entry per step: a name, a list of names, or null if unlabelled. If a class of the model
 never occurs as a label, it has no positives, and its AUROC and average precision are null.
 """
 
@@ -56,7 +56,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
 
 
 def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
-    """Returns the threshold with the largest F1, the highest if tied; None if there are no positives."""
+    """Returns the threshold with the largest F1, the highest if tied, if there are positives."""
     if not positive_N.any():
         return None
     order_N = np.argsort(-value_N, kind="stable")

@@ -44,7 +44,7 @@ class Threshold:
     bound: float | None  # accept: upper confidence bound on the error rate at this threshold only
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields; an infinite threshold, which flags or accepts no chain, becomes None."""
+        """Returns the fields; an infinite threshold, which flags or accepts no chain, becomes null."""
         return dataclasses.asdict(self) | {"threshold": self.threshold if math.isfinite(self.threshold) else None}
 
     @staticmethod

@@ -186,7 +186,7 @@ def diagnostics_report(
     seed: int,
     scale: Scale = PROBABILITY,
 ) -> dict[str, Any]:
-    """Returns all diagnostics of scored ProcessBench chains (may be None), and of scored pools by file.
+    """Returns all diagnostics of scored ProcessBench chains, if any, and of scored pools by file.
 
     A diagnostic without suitable data is `{"not_computed": reason}`.
     """

@@ -38,7 +38,7 @@ _WORD = re.compile(r"[A-Za-z]{3}|\b(?:an|at|by|if|in|is|of|on|or|to)\b", re.IGNO
 
 
 def latex(chain: Record) -> Record | None:
-    r"""Rewrites `$x$` as `\(x\)`, or the reverse; None if no step has either.
+    r"""Rewrites `$x$` as `\(x\)`, or the reverse, if a step has either.
 
     A step stays unchanged if a dollar sign may mean money, e.g. `$5 + $3 = $8`.
     """
@@ -70,7 +70,7 @@ _SHORT_WORDS = {"an", "by", "in", "my", "no", "on", "why", "try"}
 
 
 def rename(chain: Record) -> Record | None:
-    """Renames one of the variables x, y, z, n, k, also in the problem; None if none is safe to rename.
+    """Renames one of the variables x, y, z, n, k, also in the problem, if one is safe to rename.
 
     A letter is skipped if it may be a factor (the x of `2bx`), a times sign (`3 x 4`) or part of a name (`x-axis`,
     `nth`).
@@ -122,7 +122,7 @@ def _otherwise_used(letter: str, text: str) -> bool:
 
 
 def merge(chain: Record) -> Record | None:
-    """Joins pairs of steps; None for a single step."""
+    """Joins pairs of steps, if there are two steps."""
     steps = chain["steps"]
     if len(steps) < 2:
         return None
@@ -137,7 +137,7 @@ _SENTENCE = re.compile(
 
 
 def split(chain: Record) -> Record | None:
-    """Splits every step with several sentences in two; None if there is none."""
+    """Splits every step with several sentences in two, if there is such a step."""
     steps, pairs = [], []
     for i, step in enumerate(chain["steps"]):
         formulas = [match.span() for match in _MATHEMATICS.finditer(step)]
@@ -157,7 +157,7 @@ def wordy(chain: Record) -> Record | None:
 
 
 def _same_steps(chain: Record, steps: list[str], problem: str | None = None) -> Record | None:
-    """Returns the chain with new texts for the same steps; None if nothing changes."""
+    """Returns the chain with new texts for the same steps, if a text changes."""
     if steps == chain["steps"]:
         return None
     pairs = [(i, i) for i in range(len(steps))]
@@ -185,7 +185,7 @@ def negated(chain: Record) -> Record | None:
 
 
 def unfounded(chain: Record) -> Record | None:
-    """Inserts a false step in the middle of the chain; None for a single step."""
+    """Inserts a false step in the middle of the chain, if it has two steps."""
     steps, middle = chain["steps"], len(chain["steps"]) // 2
     if not middle:
         return None
@@ -197,7 +197,7 @@ MEANING_LOST: dict[str, Edit] = {edit.__name__: edit for edit in (number, negate
 
 
 def _made_wrong(chain: Record, what: re.Pattern, change: Callable[[str], str], *, last: bool) -> Record | None:
-    """Changes one match in the first matching step from the middle on; None without a match."""
+    """Changes one match in the first matching step from the middle on, if there is one."""
     steps = list(chain["steps"])
     for at in range(len(steps) // 2, len(steps)):
         places = list(what.finditer(steps[at]))

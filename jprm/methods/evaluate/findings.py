@@ -14,9 +14,9 @@ class Finding(NamedTuple):
 
     Attributes:
       what: the measured quantity, e.g. `gsm8k, best of 8`; the same for all models.
-      figure: `value`, `low` and `high`, each a fraction; None if the finding is only its note.
+      figure: `value`, `low` and `high`, each a fraction; missing if the finding is only its note.
       baseline: the name of the best trivial baseline.
-      difference: the figure minus the baseline's; None if there is no baseline.
+      difference: the figure minus the baseline's, if there is a baseline.
       note: further sentences.
       kind: `good`, `bad`, `open` or `fact`; overrides the verdict of the difference.
     """

@@ -36,8 +36,8 @@ class RunOfTurns(NamedTuple):
 def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any] | None:
     """Returns over, under and false interventions of the scores and of the critics `telemetry` and `random`.
 
-    Intervals are over tasks. Returns None unless at least two tasks have good turns, at least two have bad ones, and
-    every turn has a score.
+    Intervals are over tasks. At least two tasks must have good turns, at least two bad ones, and every turn a score;
+    else there is no report.
     """
     bad_M = np.concatenate([run.bad_T for run in runs]) if runs else np.zeros(0)
     score_M = np.concatenate([run.score_T for run in runs]) if runs else np.zeros(0)

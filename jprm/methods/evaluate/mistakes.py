@@ -1,12 +1,12 @@
 """MR-Ben, BIG-Bench-Mistake and Hard2Verify: is a solution right, and where is its first mistake?
 
-The prediction is the first step with a score below the model's threshold, or "no mistake" if there is none.
+The prediction is the first step with a score below the model's threshold, or "no mistake" without such a step.
 
     mcc               Matthews' correlation of predicting "no mistake" with a correct solution; 0 if undefined (0 / 0)
     error_accuracy    fraction of chains with a known first mistake that is predicted exactly
-    correct_accuracy  fraction of chains without a mistake that are predicted to have none
+    correct_accuracy  fraction of chains without a mistake that are predicted so
     f1                the harmonic mean of the two, as in ProcessBench
-    accuracy          fraction of correct predictions among chains with a known first mistake or none
+    accuracy          fraction of correct predictions, without chains with a mistake at an unknown place
 
 MR-Ben (Zeng et al. 2024, arXiv 2406.13975, `script/evaluate.py` and `script/utils.py`) adds 0.2 max(0, mcc), 0.3 times
 the mistakes found and 0.5 times the accuracy of reasons for each subject (one file each), and averages over subjects. A
@@ -53,7 +53,7 @@ KEYS = ("mcc", "error_accuracy", "correct_accuracy", "f1", "accuracy")
 
 
 class MarkedChains(NamedTuple):
-    """N chains. `first_N` is the index of the first mistake, -1 if there is none, -2 if its place is unknown."""
+    """N chains. `first_N` is the index of the first mistake, -1 without a mistake, -2 if its place is unknown."""
 
     problem: Sequence[str]
     task_N: np.ndarray
@@ -143,7 +143,7 @@ def _by_name(chains: MarkedChains, name_N: np.ndarray, predicted_N: np.ndarray, 
 
 
 def _drawn(chains: MarkedChains, right_N: np.ndarray, of_N: np.ndarray, seed: int) -> dict[str, Any]:
-    """Returns draws of the accuracies over the chains `of_N` with a known first mistake or none."""
+    """Returns draws of the accuracies over the chains `of_N`, except mistakes at an unknown place."""
     some_N = of_N & (chains.first_N >= -1)
     error_N, none_N = (some_N & part_N for part_N in (chains.first_N >= 0, chains.first_N == -1))
     statistic: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Readers of MR-Ben, BIG-Bench-Mistake and Hard2Verify, which give the first mistake of each chain.
 
 Records look like ProcessBench's: label 1 before the first wrong step, 0 at it and null after it, and `first_error` (-1
-if there is none). `task` is the subject or task, for separate figures. Hard2Verify labels every step.
+if every step is right). `task` is the subject or task, for separate figures. Hard2Verify labels every step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
 
 def _first(steps: list[str], named: str, code: bool, where: str) -> int | None:
-    """Returns the index of the named step; None if a program lacks that line."""
+    """Returns the index of the named step, unless it is a line that a program lacks."""
     if code:
         return next((i for i, line in enumerate(steps) if line.strip() == named.strip()), None)
     numbers = [match and match[1] for match in map(_NUMBER.match, steps)]

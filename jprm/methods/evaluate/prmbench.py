@@ -142,7 +142,7 @@ def prmbench_report(
     """Returns the figures of scored, labelled chains with `classification` and `idx` in their `extra`.
 
     - `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
-      problems. A group is None unless all of its classes are present.
+      problems. A group is null unless all of its classes are present.
     - The report and each class have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` over all steps,
       `right_accuracy`, `wrong_accuracy` and `first_error_accuracy`.
     - `repeated` counts the duplicate records left out.

@@ -39,7 +39,7 @@ FOLDS = 5
 def right_interval(
     first_error_N: Int[np.ndarray, " N"], scores: Scores
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns the thresholds (low, high] for which each chain is predicted correctly; high <= low if there are none."""
+    """Returns the thresholds (low, high] for which each chain is predicted correctly; high <= low if it never is."""
     low_N, high_N = np.full(len(scores), -np.inf), np.full(len(scores), np.inf)
     for i, (error, score_P) in enumerate(zip(first_error_N, scores, strict=True)):
         if error >= 0:
@@ -82,7 +82,7 @@ def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Floa
 def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> float:
     """Returns the lowest threshold with the highest F1, for tuning on a calibration split.
 
-    Raises NothingToMeasure unless some chains have an error and some have none.
+    Raises NothingToMeasure unless there are chains with an error and without.
     """
     threshold_K, curve = f1_curve(first_error_N, scores)
     if np.isnan(curve.f1).all():
@@ -118,8 +118,8 @@ def processbench_report(
     """Returns F1 by file at four thresholds (`threshold`, tuned, cross-fitted, best), with baselines.
 
     - `tuned` uses the best threshold on the file `calibration`, for the scores and for each baseline; in that file
-      itself, `in_sample` is true. It is None unless that file has chains with and without an error.
-    - `cross_fit` tunes on the file itself, but never on the problem of the predicted chain; None if the file is too
+      itself, `in_sample` is true. It is null unless that file has chains with and without an error.
+    - `cross_fit` tunes on the file itself, but never on the problem of the predicted chain; null if the file is too
       small. Baselines with a threshold have it too.
     - `upper_bound` is the best in-sample threshold.
     - `less`, in `tuned` and `cross_fit`, is the paired difference from the best baseline with the same tuning.
@@ -150,7 +150,7 @@ def average_f1(
     """Returns the headline figure, mean F1 over `files`: `half` (at `threshold`), `tuned` on `calibration`,
     `cross_fit`.
 
-    Each is `{"value", "low", "high"}`, with problems resampled within each file; None if a file lacks that figure.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file; null if a file lacks that figure.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -158,7 +158,7 @@ def average_f1(
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
-    """Returns the mean over `files` of one kind of `f1_draws`; None if a file lacks it."""
+    """Returns the mean over `files` of one kind of `f1_draws`, if every file has it."""
     of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(of_files) < len(files):
         return None
@@ -199,7 +199,7 @@ ENDS = {"always_correct": -np.inf, "always_first_step": np.inf}
 def _file_report(
     file: Mapping[str, Any], tuned: Mapping[str, float | None], about: Mapping[str, Any], threshold: float, seed: int
 ) -> dict[str, Any]:
-    """Returns the report of a file. `tuned`: the threshold of each scorer, all None if tuning was impossible."""
+    """Returns the report of a file. `tuned`: the threshold of each scorer, if tuning was possible."""
     first_error_N = file["first_error"]
 
     def figures(right_N: Bool[np.ndarray, " N"], **more: Any) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def figures(request: Request) -> Report:
 
 
 def foreseen(records: Mapping[str, Sequence[Mapping[str, Any]]], calibrate: Collection[str]) -> Iterator[str]:
-    """Yields a sentence for each file without F1: all or none of its chains have errors."""
+    """Yields a sentence for each file without F1, in which all chains have errors or all are right."""
     for name, chains in records.items():
         n_error = sum(chain["first_error"] >= 0 for chain in chains)
         if alike := _alike(n_error, len(chains) - n_error):

@@ -196,7 +196,7 @@ def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list
 
 
 def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Raises ScoreError if the records have a neutral rating and `neutral` is None."""
+    """Raises ScoreError if the records have a neutral rating and `neutral` is missing."""
     if neutral is None:
         for name, items in records.items():
             for i, tree in enumerate(map(tree_of, items), start=1):

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None:
-    """Calls `fit`; returns None if it raises NothingToMeasure."""
+    """Returns the result of `fit`, unless it raises NothingToMeasure."""
     try:
         return fit(*args, **options)
     except NothingToMeasure:

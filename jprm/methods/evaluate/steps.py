@@ -40,9 +40,9 @@ class Labelled(NamedTuple):
 
 
 def label_class(label: float | None, semantics: str, neutral: str | None, where: str = "label") -> int:
-    """Returns the class of a label: 1, 0, or `UNLABELLED` (for None, and for neutral under `drop`).
+    """Returns the class of a label: 1, 0, or `UNLABELLED` (for a missing label, and for neutral under `drop`).
 
-    Raises ScoreError if a rating is neutral and `neutral` is None, or the label has no class.
+    Raises ScoreError if a rating is neutral and `neutral` is missing, or the label has no class.
     """
     if neutral not in (*NEUTRAL, None):
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")

@@ -91,7 +91,7 @@ def read_suite(path: PathLike) -> Suite:
 def standard_suite(folder: PathLike) -> Suite:
     """Returns the suite of all published benchmarks found in a folder; missing files are `absent`.
 
-    Raises FileNotFoundError if none of the files exists.
+    Raises FileNotFoundError if all files are missing.
     """
     folder = path_of(folder)
     sections: dict[str, Any] = {}
@@ -244,9 +244,9 @@ def results_of(
 ) -> Report:
     """Computes all sections of a suite from scored records by file name.
 
-    `score` rescores edited chains (None: no such diagnostics), `scale` is the scores' meaning, and `too_long` counts
-    left-out records by file. If the records are too few or too uniform for a section, it is left out and `not_computed`
-    has the reason.
+    `score` rescores edited chains for diagnostics, `scale` is the scores' meaning, and `too_long` counts left-out
+    records by file. If the records are too few or too uniform for a section, it is left out and `not_computed` has the
+    reason.
     """
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}

@@ -364,7 +364,7 @@ def fit(
 
 
 def _auroc(ranker: Ranker, policy: PolicyPools) -> float | None:
-    """Returns the within-problem AUROC on the ranker's calibration problems; None without mixed problems."""
+    """Returns the within-problem AUROC on the ranker's calibration problems, if some are mixed."""
     chains = policy.chains_where(lambda problem: bucket(problem, 10) in (8, 9))
     return auroc_in_problems(ranker.score(chains.x_MF), pairs_of(chains)) if mixed_problems(chains) else None
 

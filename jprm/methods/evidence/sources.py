@@ -491,7 +491,7 @@ def results(text: str) -> tuple[float, ...]:
 
 
 def value_of_step(text: str) -> float | None:
-    """Returns a step's last result, else its last number, else None."""
+    """Returns a step's last result, else its last number, if any."""
     values = results(text) or numbers(text)
     return values[-1] if values else None
 

@@ -121,7 +121,7 @@ def render_turns(
 
     A turn is contained in a later turn's text if that text begins with the rendering up to the turn. With tools, the
     template for tools is used if there is one, as in transformers. A null content beside calls or thoughts becomes "",
-    unless the template tests for none: other templates would write "None".
+    unless the template tests for null: other templates would write "None".
 
     A turn's span is the one that the template marks by {% generation %}, as transformers'
     `return_assistant_tokens_mask` reads it. Without marks, it starts at the end of the rendering with

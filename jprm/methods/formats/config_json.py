@@ -242,7 +242,7 @@ class Fields:
         return self.number(name) if self.has(name) else 0.0
 
     def of(self, name: str) -> Fields:
-        """Returns the fields of an object inside; none if it is null or absent."""
+        """Returns the fields of an object inside, or no fields if it is null or absent."""
         return Fields(self.path, self.fields.get(name) or {}, f"{name}.")
 
     def flag(self, name: str, default: bool) -> bool:

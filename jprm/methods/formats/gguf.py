@@ -323,7 +323,7 @@ def _of_merges(path: pathlib.Path, meta: Mapping[str, Any]) -> JsonTokenizer:
 
 
 def chat_of(path: pathlib.Path) -> ChatTemplate | None:
-    """Returns the file's chat template, or None. Raises ValueError for an invalid one."""
+    """Returns the file's chat template, if any. Raises ValueError for an invalid one."""
     fields = open_gguf(path).fields
     texts, tokens = fields.get("tokenizer.ggml.tokens") or [], {}
     for name in ("bos", "eos"):

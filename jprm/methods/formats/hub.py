@@ -170,7 +170,7 @@ def _resolved(address: str) -> tuple[str, str]:
 
 
 def _listing(repository: str, commit: str) -> dict[str, Any] | None:
-    """Returns the Hub's metadata of each file by path; None if the Hub is unreachable and no listing is cached."""
+    """Returns the Hub's metadata of each file by path, if the Hub is reachable or a listing is cached."""
     try:
         files: Iterable[Any] = get_cached_repo_tree(repository, revision=commit)
     except errors.CachedRepoTreeNotFoundError:

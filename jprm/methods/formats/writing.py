@@ -115,7 +115,7 @@ RECORDED = {
 
 
 def _by_record(name: str, c: ModelConfig) -> tuple[str, dict[str, Any]] | None:
-    """Returns the recorded family that reads the fields back as this model, and the fields; None if there is none."""
+    """Returns the recorded family, if any, that reads the fields back as this model, and the fields."""
     check_softmax(c.attention, "transformers")
     rope = {"rope_theta": c.rope_theta, **(_rope_json(c) or {"rope_type": "default"})}
     if c.rotary_dim or c.design == "glm":
@@ -161,7 +161,7 @@ WRITTEN = {"attention", "deltanet", "dense", "experts"}
 
 
 def _family(name: str, c: ModelConfig) -> str:
-    """Returns the family whose class computes the model. Raises ValueError if jprm knows none."""
+    """Returns the family whose class computes the model. Raises ValueError if jprm knows no such family."""
     if foreign := sorted({*c.mixers, *c.mlps} - WRITTEN):
         raise ValueError(f"{name}: transformers has no class with layers of the kind {', '.join(foreign)}")
     if c.out_bias or c.experts.clamp:

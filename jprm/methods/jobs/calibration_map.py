@@ -183,7 +183,7 @@ def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequenc
 def stored_calibration(prm: PRM) -> Recalibration:
     """Returns the map in the model's folder.
 
-    Raises FileNotFoundError if there is none, and ValueError if it is damaged or belongs to another run or step.
+    Raises FileNotFoundError if the map is missing, and ValueError if it is damaged or belongs to another run or step.
     """
     path = path_of(prm.name) / NAME
     if not path.is_file():

@@ -177,12 +177,12 @@ def write_scores(
     """Writes scored records to `output`; returns the number that an earlier, interrupted call had written.
 
     A call with the same request resumes after the last complete chunk. If `output` is finished, a judge is asked again
-    about turns without a score, and a model does nothing. Every process must call this: each scores its chunks, and
-    process 0 writes. `total` is the number of records for the progress bar; `mapped` transforms each scored record
-    before it is written; `speed` counts the work of one process.
+    about turns without a score, but a model is not. Every process must call this: each scores its chunks, and process 0
+    writes. `total` is the number of records for the progress bar; `mapped` transforms each scored record before it is
+    written; `speed` counts the work of one process.
 
     Raises:
-      ValueError: `output` belongs to another request, or another process is writing it; nothing is changed.
+      ValueError: `output` belongs to another request, or another process is writing it; it stays unchanged.
     """
     output = path_of(output)
     with contextlib.ExitStack() as stack:

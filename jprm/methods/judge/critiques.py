@@ -394,7 +394,7 @@ def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | 
     The token is the one at character `at` of the critique's text, where the policy wrote the number `word`. An
     alternative counts if its digit ends the number: `5}` does, `50` does not.
 
-    Returns None if no token is there, or the policy reports no alternatives.
+    Unknown if no token is there, or the policy reports no alternatives.
     """
     index, lead = _token_at(at, critique.text, critique.token_logprobs, critique.start)
     if not index < len(critique.alternatives):
@@ -414,7 +414,7 @@ def _expectation(word: str, at: int, critique: Critique, scale: int) -> float | 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StepVerdict:
-    """Verdict on a step. `start`, `end`: its span in the critique; None if it follows from an index."""
+    """Verdict on a step. `start`, `end`: its span in the critique, unless it follows from an index."""
 
     correct: bool
     start: int | None = None
@@ -422,7 +422,7 @@ class StepVerdict:
 
 
 def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | None:
-    """Returns a critique's verdicts about a chain with so many steps; None if it cannot be read.
+    """Returns a critique's verdicts about a chain with so many steps, if it can be read.
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
     incorrect one.
@@ -469,7 +469,7 @@ Tokens = Sequence[tuple[str, LogProb]]
 
 
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
-    """Returns the probability that the step is correct, from the verdict's token; None if no token matches.
+    """Returns the probability that the step is correct, from the verdict's token, if a token matches.
 
     With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`. `tokens`
     cover the text from `start` on.

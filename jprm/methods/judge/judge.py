@@ -336,7 +336,7 @@ def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Ask
 
 
 def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
-    """Stores a judge's outputs in the tree; for a chain, sample or turn, for all of its steps or none."""
+    """Stores a judge's outputs in the tree; for a chain, sample or turn, either for all steps or not at all."""
     known_N = ~np.isnan(np.sum(list(outputs.values()), axis=0))
     unit_of: list[int] = []  # of each node: the first one of its chain, sample or turn
     for i, node in enumerate(tree.nodes):

@@ -71,7 +71,7 @@ class Window:
         """Returns the question about the turns `asked`, which come after the turns `earlier`.
 
         The prompt's own text comes first out of `spare`. The task and the summary get at most a third of the rest
-        each, and earlier turns what is left; a prompt about several steps shows none of them.
+        each, and earlier turns what is left; a prompt about several steps omits them.
         """
         asked = [cut(text, self.turns) for text in asked]
         room = max(0, spare - len(prompt.filled("", asked)) + sum(map(len, asked)))

@@ -75,7 +75,7 @@ def numbers_of(blocks, T: int):
 
 
 def too_old(name: str) -> str | None:
-    """Returns the reason to refuse this machine's GPU, or None."""
+    """Returns the reason, if any, to refuse this machine's GPU."""
     if ampere_or_later():
         return None
     return (
@@ -85,8 +85,8 @@ def too_old(name: str) -> str | None:
 
 
 def logits(logit, config: ModelConfig):
-    """Returns logits times log2(e), and the soft cap's derivative (None without one; tanh' = 1 - tanh^2).
-    `logit` is the product of queries and keys, in any shape."""
+    """Returns logits times log2(e), and, with a soft cap, its derivative (tanh' = 1 - tanh^2). `logit` is the product
+    of queries and keys, in any shape."""
     cap = config.attention_softcap
     if not cap:
         return logit * (config.query_scale * LOG2_E), None

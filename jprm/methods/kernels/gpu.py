@@ -42,7 +42,7 @@ KINDS = {
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
-    """Returns why the kernel cannot run this model on the backend; None if it can. See `Implementation.refuses`."""
+    """Returns why the kernel cannot run this model on the backend, if so. See `Implementation.refuses`."""
     if backend == "tpu":
         return "attention='gpu_kernel' is for NVIDIA GPUs; a TPU takes attention='kernel'"
     if config.head_dim > 256:
@@ -123,7 +123,7 @@ def _of_layer(blocks: BlockTable) -> BlockTable:
 def _padded(x_BTNH, blocks: BlockTable):
     """Pads heads to a power of two, and rows to the tables' tokens.
 
-    A head's added elements are zero: they add nothing to a product, and their output is dropped.
+    A head's added elements are zero: they do not change a product, and their output is dropped.
     """
     tokens = blocks.until.shape[1] - x_BTNH.shape[1]
     head = padded_head(x_BTNH.shape[-1]) - x_BTNH.shape[-1]

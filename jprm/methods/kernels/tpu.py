@@ -38,7 +38,7 @@ KINDS = {
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
-    """Returns why the kernel cannot run this model on the backend; None if it can. See `Implementation.refuses`."""
+    """Returns why the kernel cannot run this model on the backend, if so. See `Implementation.refuses`."""
     if backend == "gpu":
         return "attention='kernel' is for TPUs; a GPU takes attention='gpu_kernel'"
     return None
@@ -358,8 +358,8 @@ class BlockLists:
     """The block pairs in every row that hold a visible token pair, computed once for all layers.
 
     The C query parts' tables are side by side. An entry is major << 17 | minor << 3 | flags; query blocks
-    are counted within their part. A table is padded with its last entry without flags, for which nothing is
-    fetched or computed.
+    are counted within their part. A table is padded with its last entry without flags, which is neither fetched nor
+    computed.
     """
 
     until: Int[Array, "B S"]

@@ -90,7 +90,7 @@ def _is_injected(line: Line) -> bool:
 
 
 def _queued(line: Line) -> Any:
-    """Returns the prompt of a queued-command attachment, else None."""
+    """Returns the prompt, if the line is a queued-command attachment."""
     attachment = line.get("attachment")
     if line.get("type") != "attachment" or not isinstance(attachment, Mapping):
         return None
@@ -98,7 +98,7 @@ def _queued(line: Line) -> Any:
 
 
 def _response(line: Line) -> str | None:
-    """Returns the `message.id` of an assistant line, else None."""
+    """Returns the `message.id`, if the line is an assistant's."""
     key = line["message"].get("id") if _is_message(line) and line["type"] == "assistant" else None
     return key if isinstance(key, str) else None
 

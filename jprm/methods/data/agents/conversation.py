@@ -61,7 +61,7 @@ class Conversation:
         self.inputs += 1
 
     def holds(self, key: Any) -> bool:
-        """Whether the last turn belongs to the response `key`. None never matches."""
+        """Whether the last turn belongs to the response `key`; a missing key never matches."""
         return self._turn is not None and key is not None and key == self._key
 
     def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:

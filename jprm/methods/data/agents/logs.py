@@ -152,7 +152,7 @@ def trajectory_of(record: Record, where: str) -> Record:
 
 
 def trajectories(parts: Sequence[Conversation], about: Record, where: str, left: Leftovers) -> Iterator[Record]:
-    """Yields a trajectory for each part with an agent turn. Raises RecordError if there is none.
+    """Yields a trajectory for each part with an agent turn. Raises RecordError if all parts lack one.
 
     The problem is the first user message of the session.
     """

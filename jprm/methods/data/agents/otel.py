@@ -362,7 +362,7 @@ def _message(message: Mapping[str, Any], role: str, where: str, name: str, left:
 
 
 def _calls_within(content: Any) -> list[Any]:
-    """Returns the calls of a content that is nothing but a list of them, or its JSON text; else []."""
+    """Returns the calls of a content that is only a list of calls, or its JSON text; else []."""
     if isinstance(content, str) and content.startswith("[{"):
         try:
             content = json.loads(content)
@@ -393,7 +393,7 @@ def _call(value: Any, where: str, name: str) -> Record:
 
 
 def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | None:
-    """Converts a part to an Anthropic block; returns None if its kind is unknown."""
+    """Converts a part to an Anthropic block, if its kind is known."""
     text = next((part[key] for key in ("content", "text", "thinking", "reasoning") if part.get(key) is not None), "")
     held = part.get(kind) if isinstance(part.get(kind), Mapping) else {}  # Google's parts
     ids = (source.get(key) for source in (part, held) for key in ("id", "toolCallId", "tool_call_id"))

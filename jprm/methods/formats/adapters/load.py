@@ -155,7 +155,7 @@ class _Model:
 
 
 def context_of(a: Adapter, *models: pathlib.Path) -> int | None:
-    """Returns the longest chain in tokens that the adapter and the models' files allow; None if all are silent."""
+    """Returns the longest chain in tokens that the adapter and the models' files allow, if any states a limit."""
     limits: list[Any] = [a.context]
     for model in models:
         if kind_of(model) == "gguf":

@@ -332,7 +332,7 @@ _GOOD = _CORRECT - {"1", "+", "yes"} | {"correct_step", "no_error", "none", "no_
 
 
 def labels_of(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the class names in a config.json, "" for a missing one; () if it has none."""
+    """Returns the class names in a config.json, "" for a missing one."""
     table = fields.get("id2label")
     return tuple(str(table.get(str(i), "")) for i in range(len(table))) if isinstance(table, dict) else ()
 

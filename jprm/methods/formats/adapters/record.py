@@ -90,7 +90,7 @@ class Adapter:
     benchmarks: Mapping[str, Mapping[str, Any]] | None = None
     """Fields changed in the authors' benchmark scripts, by the benchmark reader's name."""
     weight: str | None = None
-    """Map from scores to vote weights, one of `jprm.score.scale.Weight`; None: the score is a probability."""
+    """Map from scores to vote weights, one of `jprm.score.scale.Weight`; by default the score is a probability."""
 
     def __post_init__(self):
         for field in ("problem", "step", "first", "closing", "system", "channels", "vocabulary"):
