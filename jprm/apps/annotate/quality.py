@@ -38,7 +38,7 @@ def labellings(tasks: Tasks) -> dict[int, list[Task]]:
 
 
 def figures(tasks: Tasks) -> dict[str, Any]:
-    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. Figures without data are null."""
+    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. Without data they are null."""
     seed, done = tasks.study.config.seed, labellings(tasks)
     names = tasks.study.config.annotators
     return {

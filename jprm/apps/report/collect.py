@@ -83,7 +83,7 @@ def only_turns(tree: ReasoningTree) -> ReasoningTree:
 
 
 def collect(folders: Sequence[str | os.PathLike]) -> Page:
-    """Reads folders of `jprm eval suite`. Raises ValueError if no folder is given, or they are not of the same suite."""
+    """Reads folders of `jprm eval suite`. Raises ValueError without a folder, or if they are not of the same suite."""
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     results, scores = read_suites(folders)

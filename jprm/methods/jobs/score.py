@@ -176,8 +176,8 @@ def write_scores(
 ) -> int:
     """Writes scored records to `output`; returns the number that an earlier, interrupted call had written.
 
-    A call with the same request resumes after the last complete chunk. If `output` is finished, a judge is asked again
-    about turns without a score, but a model is not. Every process must call this: each scores its chunks, and process 0
+    A call with the same request resumes after the last complete chunk. A finished `output` stays, except that a judge
+    is asked again about turns without a score. Every process must call this: each scores its chunks, and process 0
     writes. `total` is the number of records for the progress bar; `mapped` transforms each scored record before it is
     written; `speed` counts the work of one process.
 

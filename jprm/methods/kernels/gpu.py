@@ -42,7 +42,7 @@ KINDS = {
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
-    """Returns why the kernel cannot run this model on the backend, if so. See `Implementation.refuses`."""
+    """Returns the reason if the kernel cannot run this model on the backend. See `Implementation.refuses`."""
     if backend == "tpu":
         return "attention='gpu_kernel' is for NVIDIA GPUs; a TPU takes attention='kernel'"
     if config.head_dim > 256:

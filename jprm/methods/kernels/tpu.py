@@ -38,7 +38,7 @@ KINDS = {
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
-    """Returns why the kernel cannot run this model on the backend, if so. See `Implementation.refuses`."""
+    """Returns the reason if the kernel cannot run this model on the backend. See `Implementation.refuses`."""
     if backend == "gpu":
         return "attention='kernel' is for TPUs; a GPU takes attention='gpu_kernel'"
     return None

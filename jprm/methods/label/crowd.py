@@ -8,7 +8,7 @@ package crowd-kit, but the stopping bound there counts a step's prior once per v
 If judges are lenient about the same steps, they are not independent, and the model mistakes their common silence for
 correctness; so does EM with a few gold labels held fixed. Here a few gold labels suffice: the posterior log-odds z
 become a + b z, where (a, b) maximises the posterior density on the gold labels, under normal priors around a = 0 and b
-= 1 (`PRIOR`). Without gold labels nothing changes.
+= 1 (`PRIOR`). Without gold labels z stays as it is.
 
 The model's matrices have the same bias. `matrices` recomputes them from the corrected posterior, and corrects them once
 more per judge and verdict: shifting all log-odds together cannot reveal a careful judge among lenient ones.
@@ -67,8 +67,8 @@ def dawid_skene(
 ) -> Crowd:
     """Fits class prior and confusion matrices of J judges by EM, at most `iterations` rounds; -1 is a missing verdict.
 
-    Verdicts are classes from 0 to `classes` - 1. Each step has weight `weight_N` (None: 1). EM stops if the evidence
-    lower bound per verdict grows by less than `tolerance`. Steps with equal verdicts are computed once. Raises
+    Verdicts are classes from 0 to `classes` - 1. Each step has weight `weight_N`, by default 1. EM stops if the
+    evidence lower bound per verdict grows by less than `tolerance`. Steps with equal verdicts are computed once. Raises
     ValueError if a step has no verdict.
     """
     if not verdict_NJ.size:

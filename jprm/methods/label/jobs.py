@@ -100,7 +100,7 @@ def label_consensus(
 ) -> dict:
     """Writes the chains of `input` on whose first error all `others` agree; returns counts of kept and dropped chains.
 
-    `thresholds` are for the input and the others: a label below is an error (None: by semantics, as in `consensus`).
+    `thresholds` are for the input and the others: a label below is an error (by default as in `consensus`).
     """
     check_output(output, input, *others)
     trees, by_other = trees_in(input), []
@@ -331,7 +331,7 @@ def _continued(
 ) -> None:
     """Labels the trees of `input`, `chunk` at a time, into `OUTPUT.part`, which is renamed when complete.
 
-    The same request continues after the last whole chunk, or does nothing if `output` is finished.
+    The same request continues after the last whole chunk; a finished `output` stays.
 
     Raises ValueError as `jprm.io.outputs`, before any file is changed.
     """
@@ -394,9 +394,9 @@ THRESHOLDS = {"correctness": 0.5, "rating": 0.0, "value": math.ulp(0.0)}
 
 
 def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
-    """Returns the first index with a label below the threshold; -1 if there is none.
+    """Returns the first index with a label below the threshold; -1 without an error.
 
-    Returns None if an unlabelled step precedes it. Labels after the first error may be missing.
+    It is unknown if an unlabelled step precedes it. Labels after the first error may be missing.
     """
     for i, label in enumerate(labels):
         if label is None:
@@ -428,7 +428,7 @@ def consensus(
 
     Args:
       source, other: trees; every pool sample and every tree path is a chain.
-      thresholds: the two sources' error thresholds; None for the semantics' default.
+      thresholds: the two sources' error thresholds, by default of their semantics.
       counts: receives chain counts by outcome: kept, disagree, unlabelled (the first error is unknown in either
         source), repeated, not in the other.
 

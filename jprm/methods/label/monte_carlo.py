@@ -206,7 +206,7 @@ class Rollouts(KeptPolicy):
 
 
 def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Soft estimate: `right` of `total` rollouts, a fraction; NaN if there are none."""
+    """Soft estimate: `right` of `total` rollouts, a fraction; NaN without rollouts."""
     right, total = np.asarray(right, float), np.asarray(total, float)
     return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
 
@@ -468,10 +468,10 @@ def select(search: Search, config: OmegaConfig) -> int:
 def first_error(
     search: Search, prefix: tuple[str, ...], steps: Sequence[str], config: OmegaConfig
 ) -> Steps[int | None]:
-    """Returns the index of the first step after which no rollout is correct; None if the budget or policy fails.
+    """Returns the index of the first step after which no rollout is correct, unless the budget or policy fails.
 
     `steps` is an incorrect rollout from the state after `prefix`, with MC > 0. Invariant: some rollout after
-    steps[:low] is correct, none after steps[:high] is. So at most ceil(log2(len(steps))) new states are valued.
+    steps[:low] is correct, but no rollout after steps[:high]. So at most ceil(log2(len(steps))) new states are valued.
     """
     low, high = 0, len(steps)
     while high - low > 1:
@@ -488,7 +488,7 @@ def _affords(search: Search, config: OmegaConfig) -> bool:
 
 
 def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps[ValuedPrefix | None]:
-    """Returns a prefix's state, sampling k rollouts if it is new; None if they fail or exceed the budget.
+    """Returns a prefix's state, sampling k rollouts if it is new, unless they fail or exceed the budget.
 
     If some rollouts are correct and some are not, the incorrect ones become candidates, unless they were cut off.
     """

@@ -53,8 +53,8 @@ def plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: Mo
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], real_BT, settings, config: ModelConfig):
     """Returns the chosen experts' weighted outputs, plus the shared expert's, and sums for the balance loss.
 
-    The sums over tokens of `real_BT` (not padding) are `chosen` and `probability` per expert, and `tokens`; {} if it is
-    None. `settings` are not used.
+    The sums over tokens of `real_BT` (not padding) are `chosen` and `probability` per expert, and `tokens`; {} without
+    it. `settings` are not used.
     """
     probability_BTN, weight_BTP, expert_BTP = routed(x_BTD, w, config)
     tokens = ("batch", "tokens") if parts(x_BTD) > 1 else ("batch",)
@@ -135,7 +135,7 @@ def _own_experts(x_ND, weight_NP, expert_NP, matrices, config: ModelConfig, rows
 
 
 def _products(x_XD, weight_X, matrices, end_E, config: ModelConfig):
-    """Returns the weighted outputs of rows sorted by expert (expert e's end at end_E[e]), zero for rows of none."""
+    """Returns the weighted outputs of rows sorted by expert (expert e's end at end_E[e]), zero for rows without one."""
     gate_EDF, up_EDF, down_EFD, *bias = matrices
     count_E = jnp.diff(end_E, prepend=0)
     gate_XF, up_XF = (grouped(x_XD, w, count_E) for w in (gate_EDF, up_EDF))
@@ -245,7 +245,7 @@ def used(config: ModelConfig, role: str) -> float:
 
 
 def refuses(config: ModelConfig, context: int) -> str | None:
-    """Returns why the experts cannot run this model; None if they can."""
+    """Returns the reason if the experts cannot run this model."""
     c = config.experts
     if not 0 < c.used <= c.count or c.width < 1:
         return f"mlps have experts, and {c} has none of them, or uses more than it has"

@@ -12,7 +12,7 @@ from jprm.methods.messages.messages import THOUGHTS, WRAPPERS, normal_message, s
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Returns the chain record of a stepwise, chat or free-text record; None for any other form.
+    """Returns the chain record of a record, if it is stepwise, a chat or free text.
 
     Free text is {"problem", "response"}, a chat {"messages"}. The text is split by the rule in `segmentation`
     (`jprm.steps.RULES`, default `auto`), and the chain names the rule that was used. Steps are stripped; `response` and

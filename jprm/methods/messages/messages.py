@@ -70,7 +70,7 @@ def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[s
 
 
 def decoded(value: Any, where: str, field: str) -> Any:
-    """Parses JSON text; returns None if the text is blank, and other values unchanged.
+    """Parses JSON text, a blank one as null; returns other values unchanged.
 
     Raises RecordError if the text is not JSON, or holds half a surrogate pair, NaN, or a repeated key.
     """
@@ -84,7 +84,7 @@ def decoded(value: Any, where: str, field: str) -> Any:
 
 
 def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[str, dict[str, Any]]:
-    """Returns (thoughts, other fields) of a message or record; thoughts are "" if there are none.
+    """Returns (thoughts, other fields) of a message or record; thoughts are "" if absent.
 
     Gateways may write the same thoughts in several fields. Raises RecordError if they differ; `prefix` leads their
     names there, e.g. `messages[2].`.

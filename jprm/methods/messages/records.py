@@ -70,7 +70,7 @@ def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[st
     """Validates a trajectory record and normalises its messages (`jprm.methods.messages.messages`).
 
     An absent `content` becomes null, which is allowed if the turn has calls or thoughts. An empty content is always
-    allowed, since a tool may return nothing.
+    allowed, since a tool may return no text.
 
     Raises RecordError with `where`, the message and its field, the reason and a remedy.
     """
@@ -151,7 +151,7 @@ def read_message(message: Any, segment: str, semantics: str, where: str, field: 
 
 
 def content_of(message: Mapping[str, Any]) -> str:
-    """Returns the joined text of a checked message; "" if it has none."""
+    """Returns the joined text of a checked message; "" without text."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(part["text"] for part in content)
@@ -175,7 +175,7 @@ def check_answer(
 ) -> Mapping[str, None] | None:
     """Checks a message against the call ids of the last turn; returns the ids that later messages may answer.
 
-    `ids` is None before the first turn, and empty if a call has no id: then tools may answer under any id.
+    Before the first turn there are no `ids`; they are empty if a call has no id: then tools may answer under any id.
 
     Raises RecordError if a tool message comes before any turn, or its `tool_call_id` is not a call of the last turn.
     """
@@ -523,7 +523,7 @@ def _records_of_messages(tree: ReasoningTree) -> list[dict[str, Any]]:
 
 
 def _reached(outcome: Any) -> bool | None:
-    """Returns whether the task was solved: True for 1, False for 0, None for any other outcome."""
+    """Returns whether the task was solved: true for 1, false for 0; other outcomes leave it open."""
     return bool(outcome) if isinstance(outcome, int | float) and outcome in (0, 1) else None
 
 

@@ -185,7 +185,9 @@ def _attempts(
 
 
 def _part(tree: ReasoningTree, nodes: Sequence[int], limit: int = 0) -> ReasoningTree:
-    """Returns the trajectory of some nodes; tool results are cut in the middle to `limit` characters, 0 for none."""
+    """Returns the trajectory of some nodes; tool results are cut in the middle to `limit` characters, if it is
+    positive.
+    """
     kept = [dataclasses.replace(tree.nodes[node], parent=i - 1) for i, node in enumerate(nodes)]
     if limit:
         kept = [dataclasses.replace(node, text=shortened(node.text, limit)) if node.role == "tool" else node

@@ -246,7 +246,7 @@ class ServerPolicy:
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]
 
     def _key(self) -> str:
-        """Returns the key, read when needed and never stored; "" if none is configured."""
+        """Returns the key, read when needed and never stored; "" if not configured."""
         if (variable := self.config.key_variable) is None:
             return ""
         key = os.environ.get(variable, "").strip()
@@ -483,7 +483,7 @@ def _limited(config: ServerConfig, body: Mapping[str, Any], tokens: int) -> dict
 
 
 def _counted(reply: Any, name: str) -> int | None:
-    """Returns a token count in the reply's `usage`, or None."""
+    """Returns a token count in the reply's `usage`, if it is there."""
     usage = reply.get("usage") if isinstance(reply, Mapping) else None
     count = usage.get(name) if isinstance(usage, Mapping) else None
     return count if type(count) is int else None
@@ -613,7 +613,7 @@ def _by_token(logprobs: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def _alternatives(place: Any) -> dict[str, LogProb] | None:
-    """Returns log-probabilities by token text, or None. Raises ValueError for invalid values."""
+    """Returns log-probabilities by token text, if given. Raises ValueError for invalid values."""
     if isinstance(place, list):
         pairs = [(other.get("token"), other.get("logprob")) for other in place if isinstance(other, Mapping)]
     else:

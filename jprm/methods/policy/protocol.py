@@ -106,7 +106,7 @@ class Turns(Protocol):
 
 
 def turns_of(policy: Policy) -> Turns | None:
-    """Returns the policy's `as_turns`, or None if it writes steps of text."""
+    """Returns the policy's `as_turns`, unless it writes steps of text."""
     return getattr(policy, "as_turns", None)
 
 
@@ -115,7 +115,7 @@ def turns_of(policy: Policy) -> Turns | None:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem to solve. `answer` is the true one, or None; `extra` holds the record's other keys."""
+    """A problem to solve. `answer` is the true one, if known; `extra` holds the record's other keys."""
 
     text: str
     answer: str | float | None = None

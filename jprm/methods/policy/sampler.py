@@ -78,7 +78,7 @@ class SamplerConfig:
       rows: maximum samples decoded at once.
       logprobs: store id and log-probability of each token, at the sampling temperature.
       entropies: store the entropy before each token over so many most probable tokens, at the sampling temperature; 0
-        for none.
+        stores no entropies.
       dtype: storage type of matrices; empty for the model's computation type. With int8, the head is bfloat16.
     """
 

@@ -140,7 +140,7 @@ class RLExperiment:
     verifier: `answer`, `boxed` (only a box counts), `tests` (for programs), a checker's FILE.json, or your own,
         `module:NAME` or `FILE.py:NAME`: a function from (record, steps) to a reward in [0, 1], or a
         `jprm.methods.verify.verifiers.Verifier`.
-    working: (record, steps) to True, False or None for each step, for evaluations: `arithmetic`, or as above.
+    working: (record, steps) to whether each step is right, None if unknown, for evaluations: `arithmetic`, or as above.
     environment: the environment in which the policy acts; its reward replaces the verifier's.
     method: a name in `METHODS`.
     tokens: per row. The longest prompt and `max_tokens` must fit, with pairs twice `max_tokens`.
@@ -319,7 +319,7 @@ def learner(config: RLExperiment) -> Experiment:
 def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfig:
     """Returns the model of the policy at `path` (run, Hugging Face folder or GGUF file), with `changes` of its fields.
 
-    Raises ValueError for a reward model or an unknown field, FileNotFoundError if `path` holds nothing.
+    Raises ValueError for a reward model or an unknown field, FileNotFoundError if there is no model at `path`.
     """
     if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(f"model.{min(unknown)} is not a field of a model")

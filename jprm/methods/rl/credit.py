@@ -47,7 +47,7 @@ ADVANTAGES: dict[str, Statistics] = {
     # Shao et al. 2024; G - 1 in the deviation, as in TRL and verl
     "grpo": lambda return_G: (np.full_like(return_G, return_G.mean()), float(np.std(return_G, ddof=1))),
 }
-"""Baselines by name: none, the group's mean, the others' mean, the group's mean with division by the deviation.
+"""Baselines by name: 0, the group's mean, the others' mean, the group's mean with division by the deviation.
 
 A baseline over the other samples does not depend on the sample; the mean over all scales the expected gradient by (G -
 1) / G. A group without variance gives 0, except under "reinforce", which has no baseline.
@@ -282,7 +282,8 @@ Form = Callable[["Float[Array, ' P']", "CreditConfig", float], "Float[Array, ' P
 class Credit:
     """Rewards for a chain's steps.
 
-    form: (step scores, options, mean score of the group's first steps) to P + 1 segment rewards; None rewards no step.
+    form: (step scores, options, mean score of the group's first steps) to P + 1 segment rewards; by default steps are
+        not rewarded.
     scales: the scales that `form` accepts (`jprm.score.scale.Scale.weight`).
     tail: whether the form rewards the tail, which is not a step.
     verifier: whether the verifier's reward counts.
@@ -340,7 +341,7 @@ class CreditConfig:
 
     name: in `CREDITS`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
     advantage: in `ADVANTAGES`.
-    baseline: in `BASELINES`; None is `step` with advantage="grpo", which allows no other, and `to_go` otherwise.
+    baseline: in `BASELINES`; by default `step` with advantage="grpo", which allows no other, and `to_go` otherwise.
     norm: the divisor for a token's advantage. `sequence`, its sample's tokens (GRPO); `group`, the group's mean token
         count (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole advantage on its
         last token, for sequence ratios (GSPO).

@@ -8,8 +8,8 @@ old embedding or head.
     sglang   /update_weights_from_disk, /generate
     vllm     /collective_rpc (`reload_weights`, with VLLM_SERVER_DEV_MODE=1) and /reset_prefix_cache, /v1/completions
 
-A server that does not answer is left out, and the others draw its samples; if none is left, this process does. Before
-it is used again, it loads the last push's parameters and is tested.
+A server that does not answer is left out, and the others draw its samples; if no server is left, this process does.
+Before it is used again, it loads the last push's parameters and is tested.
 
 vLLM stores the head separately even if it is tied (0.32 on CPUs), so a push holds the head as a tensor too. Every
 sampling parameter is sent, because a server's defaults (`generation_config.json`) may differ.
@@ -374,7 +374,7 @@ class RemoteSampler(Sampler):
         return self._together(self._drawn_somewhere, jobs)
 
     def _drawn_somewhere(self, job: tuple[list[int], int]) -> Drawn | None:
-        """Returns a sample from the least busy server, or None if none answers."""
+        """Returns a sample from the least busy server, if one answers."""
         while answering := [url for url in self.engine.urls if url not in self._out]:
             with self._between_pushes(min(answering, key=lambda url: self._busy[url])) as url:
                 try:

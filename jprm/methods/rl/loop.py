@@ -127,7 +127,7 @@ class Loop:
 
     @property
     def _prm(self) -> str:
-        """The current PRM's folder; empty if there is none."""
+        """The current PRM's folder; empty without a PRM."""
         return str(self._folder / self.progress.prm) if self.progress.prm else self.config.prm
 
     def _name(self, step: int) -> str:

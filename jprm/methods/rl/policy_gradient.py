@@ -46,7 +46,7 @@ class PolicyGradient:
         exact one. Without r it would be the gradient of KL(reference || policy). There is no `k1`, log(p / p_ref): its
         expected gradient is 0.
     truncate: for samples from an older policy: ratios are relative to `extras["proximal"]`, the log-probabilities
-        before the update (or to the current policy if rows have none), and w = min(p_proximal / p_old, truncate)
+        before the update (or to the current policy if rows lack them), and w = min(p_proximal / p_old, truncate)
         (Espeholt et al. 2018; Hilton et al. 2022). 0: ratios are relative to the sampling policy, and w = 1.
 
     The KL term holds the sampled prefixes fixed. For KL on whole texts, put it into the reward.
@@ -111,7 +111,7 @@ class PolicyGradient:
         return loss, samples, metrics
 
     def _distributions(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig):
-        """Returns every slot's log p(token), entropy, and KL from the reference or None, each (B, S)."""
+        """Returns every slot's log p(token), entropy, and KL from the reference, if any, each (B, S)."""
         names = [name for name in ("model", "reference") if name in params]
         models = {name: gathered_head(params[name], config.model) for name in names}
         states = [slot_states(params[name], config.model, rows) for name in names]

@@ -136,7 +136,7 @@ def p_worse(before: Evaluation, after: Evaluation) -> float:
 
 
 def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
-    """Returns the guard that the last evaluation triggers, in words; empty if none.
+    """Returns the guard that the last evaluation triggers, in words; empty without one.
 
     The evaluation has the key `check` if `fresh_test` tested a suspicion.
     """
@@ -167,8 +167,8 @@ def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, A
 def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Evaluation | None = None) -> list[str]:
     """Returns the conclusions from a run, a sentence each.
 
-    `ended` is the reason of the guard that ended it ("" if none), `seed` resamples the problems, and `fresh` is the
-    best policy's evaluation on fresh samples, at the end of a run. (The samples by which it was chosen flatter it.)
+    `ended` is the reason of the guard that ended it, if any, `seed` resamples the problems, and `fresh` is the best
+    policy's evaluation on fresh samples, at the end of a run. (The samples by which it was chosen flatter it.)
     """
     first, last, best = evaluations[0], evaluations[-1], evaluations[best_of(evaluations)]
     shown = (fresh or best) if ended else last

@@ -123,7 +123,8 @@ def fresh(
 def refreshed(
     config: RLExperiment, workdir: Place, prm: str, records: Sequence[dict[str, Any]], update: int
 ) -> Place | None:
-    """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or None without records.
+    """Trains the PRM in folder `prm` on an update's records; returns the new run's folder. Without records it trains no
+    PRM.
 
     The folder is `workdir`/refresh/UPDATE. Earlier updates' records and `refresh.replay` are included. A finished
     refresh is not computed again.

@@ -45,7 +45,7 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One problem's samples. Scores are None without a PRM."""
+    """One problem's samples. There are scores only with a PRM."""
 
     record: Record
     samples: list[Rollout]
@@ -129,8 +129,8 @@ def judged(
     records: Sequence[Record], drawn: Sequence[Sequence[Rollout]], verifier: Verifier, floor: float, prm: PRM | None,
     *, keep_lost: bool = False,
 ) -> list[Group]:  # fmt: skip
-    """Returns a group per record: the rollouts `drawn`, the verifier's rewards and the PRM's step scores (None: no
-    PRM).
+    """Returns a group per record: the rollouts `drawn`, the verifier's rewards and the PRM's step scores, if there is a
+    PRM.
 
     A rollout that did not end, or is empty, gets the reward `floor`. Episodes have the environment's rewards. Lost
     episodes are left out, or with `keep_lost` get the floor. Each process judges a part of the problems, and returns
@@ -445,7 +445,7 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
 
 
 def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> float | None:
-    """Returns the AUROC of step scores against the check of the working; None without both classes."""
+    """Returns the AUROC of step scores against the check of the working, if it finds right and wrong steps."""
     pairs = [
         (score, right)
         for group, scores_G in zip(groups, scores, strict=True)

@@ -56,7 +56,7 @@ class Problems:
 class SampleSource:
     """Draws and judges a run's samples.
 
-    The caller must set `policy` once there are parameters. `prm` and `second` are None if the experiment has none.
+    The caller must set `policy` once there are parameters. `prm` and `second` are set if the experiment has them.
 
     Raises ValueError if the experiment's credit does not accept the scores of the PRM in folder `prm`.
     """

@@ -51,7 +51,7 @@ DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the job's learning processes, and the sampling ones.
 
-    Raises ValueError if none is left to learn.
+    Raises ValueError if no process is left to learn.
     """
     count, sampling = jax.process_count(), config.sampling_hosts
     if sampling >= count:

@@ -60,7 +60,7 @@ class DVTS:
         --subtrees 4 --expand 4 --output dvts.jsonl
 
     Attributes:
-      subtrees: Beams of width 1 that share nothing but the problem.
+      subtrees: Beams of width 1 that share only the problem.
       expand: Next steps sampled in each subtree.
       max_steps: Rounds, at most.
     """
@@ -118,7 +118,7 @@ def _beams(tree: GrowingTree, rule: str, groups: int, width: int, expand: int, m
 
 
 def _ends(draw: Draw) -> list[tuple[int, bool]]:
-    """Returns the (node, finished) candidates from a draw: none if it was cut off or adds nothing."""
+    """Returns the (node, finished) candidates from a draw: [] if it was cut off or adds no step."""
     if draw.sample.finish_reason == "stop" and draw.end != ROOT:
         return [(draw.end, True)]
     return [(draw.end, False)] if draw.sample.finish_reason == "step" and draw.end != draw.start else []

@@ -50,11 +50,11 @@ class Draw:
 
 Steps = Generator[list[Ask], list[list[Draw]], str | None]
 """A running method: yields requests, receives the draws for each, without failed ones and ones over the budget.
-Returns the reason why it ended, None for `done`."""
+Returns the reason why it ended, unless it is `done`."""
 
 
 Finish = Callable[[str, Sequence[str]], tuple[str | None, bool | None]]
-"""(problem, a whole chain's steps) to its answer and whether it is correct; None if unknown."""
+"""(problem, a whole chain's steps) to its answer and whether it is correct, if known."""
 
 
 class GrowingTree:
@@ -111,7 +111,7 @@ class GrowingTree:
         return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
 
     def add(self, start: int, sample: Sample, until: str) -> Draw | None:
-        """Adds a sample's steps as nodes after node `start` and returns its draw; None if the sample failed.
+        """Adds a sample's steps as nodes after node `start` and returns its draw, unless the sample failed.
 
         `until` is the request's, `step` or `end`: mean lengths are kept for each. A sample over the budget opens no
         node.

@@ -121,7 +121,7 @@ def _counts(output: Path) -> dict[str, int]:
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
-    """Returns the index of the highest key, the first if tied; None if all are NaN.
+    """Returns the index of the highest key, the first if tied, unless all are NaN.
 
     A chain without an answer is chosen only if no chain has one.
     """
@@ -155,7 +155,7 @@ class Result:
 
 
 Answers = dict[int, tuple[str | None, bool | None]]
-"""Each chain's answer by its last node, and whether it is correct (None if unknown)."""
+"""Each chain's answer by its last node, and whether it is correct, if known."""
 
 
 def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
@@ -214,7 +214,7 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a finished search's record, a pool or a tree (`kind`); None if no step was sampled.
+    """Returns a finished search's record, a pool or a tree (`kind`), if a step was sampled.
 
     It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice by `rule` and `how` (e.g.
@@ -285,7 +285,9 @@ def _nodes(tree: GrowingTree, scores, answers: Answers) -> list[dict[str, Any]]:
 
 
 def _outcome(tree: GrowingTree, node: int, answered: tuple[str | None, bool | None]) -> dict[str, Any]:
-    """Returns a chain's answer, the rule that extracted it (none if an environment gave it), and its verdict."""
+    """Returns a chain's answer, the rule, if any, that extracted it (an environment gives answers itself), and its
+    verdict.
+    """
     answer, correct = answered
     outcome: dict[str, Any] = {"answer": answer}
     if answer is not None and tree.finished_by is None:
@@ -403,7 +405,7 @@ def _found(record: Mapping[str, Any], i: int) -> Mapping[str, Any]:
 
 
 def _score(search: Mapping[str, Any], i: int) -> float | None:
-    """Returns the chosen chain's score; None if nothing was chosen, or by a vote without scores."""
+    """Returns the chosen chain's score, unless no chain was chosen, or a vote without scores chose it."""
     score = search.get("score")
     if search["chosen"] is None or score is None:
         return None

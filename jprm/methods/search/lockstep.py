@@ -45,8 +45,8 @@ class SearchConfig:
       rule: one of `jprm.score.scale.RULES`, from step scores to a chain score.
       choose: `best` returns the finished chain with the highest score; `majority` the most frequent answer, `weighted`
           the answer with the largest score sum, each with its best chain.
-      budget: generated tokens per problem, at most; None for no limit. Samples that will not fit, by the mean length so
-          far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
+      budget: generated tokens per problem, at most; by default without limit. Samples that will not fit, by the mean
+          length so far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
       seed: number of a prefix's first sample.
       at_once: problems to advance together.
     """
@@ -270,7 +270,7 @@ class Unscored:
         return [0] * len(steps), np.full(len(steps), np.nan, np.float32)
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees nothing."""
+        """No-op: handles need no memory."""
 
 
 class Rescorer:
@@ -309,7 +309,7 @@ class Rescorer:
         return handles, np.array([scores[root][i] for root, i in place], np.float32)
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees nothing: there is only text."""
+        """No-op: there is only text."""
 
     def _score(self, trees: list[ReasoningTree]) -> list[np.ndarray]:
         if (layout := getattr(self.prm, "layout", None)) is not None:

@@ -69,7 +69,7 @@ def _own_scores(tree: GrowingTree, path: Sequence[int]) -> list[float]:
 
 
 def _better(tree: GrowingTree, rule: str, current: Draw | None, drawn: Iterable[Draw]) -> Draw | None:
-    """Returns the best chain; ties keep `current`. None if no chain has scores."""
+    """Returns the best of the chains with scores, if any; ties keep `current`."""
     draws = [draw for draw in (current, *drawn) if draw is not None and draw.end != ROOT]
     _, key_D = tree.chain_scores([draw.end for draw in draws], rule)
     ranked = [(d.sample.finish_reason == "stop", key, d) for d, key in zip(draws, key_D, strict=True) if key == key]

@@ -31,7 +31,7 @@ class Verdict:
 def tests_of(record: Mapping[str, Any], where: str = "record") -> list[str]:
     """Returns the `tests` of a program's record: statements that raise if the program is wrong.
 
-    Raises RecordError if there are none, or if the `prelude` (code before the first step) is not text.
+    Raises RecordError if they are missing, or if the `prelude` (code before the first step) is not text.
     """
     tests = record.get("tests")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) and test.strip() for test in tests):

@@ -5,13 +5,13 @@ if an equation of plain numbers is false in every reading. Otherwise it is unlab
 false one may mean something else. Correct means the calculation holds, not that it solves the problem.
 
 Rational numbers are compared as fractions; roots and pi by SymPy to 30 digits. Expressions with symbols are compared by
-SymPy as rational functions; a non-identity may be a condition, so it decides nothing. An equation in one unknown is
+SymPy as rational functions; a non-identity may be a condition, so it is undecided. An equation in one unknown is
 compared by its roots with the equation from which it derives.
 
 A printed decimal may be rounded or truncated (10/3 = 3.33). A decimal that may itself be rounded stands for its
-interval (3.33 * 3 = 10 decides nothing). A percentage is a fraction or a unit (2/50 * 100 = 4%). If a word may be a
+interval (3.33 * 3 = 10 is undecided). A percentage is a fraction or a unit (2/50 * 100 = 4%). If a word may be a
 function, its term is not read (log(100) + 1 = 3). Currency signs, thousands separators and units are dropped, but a
-false equation between minutes and hours decides nothing. GSM8K's `<<48/2=24>>` is a separate equation.
+false equation between minutes and hours is undecided. GSM8K's `<<48/2=24>>` is a separate equation.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _rounds(left: Fraction, right: Fraction, unit: Fraction) -> bool:
 
 
 def _printed(side: tuple) -> Fraction | None:
-    """Returns the last decimal place of a plain number, 0 for an integer, None for other expressions."""
+    """Returns the last decimal place of a plain number, 0 for an integer; other expressions have no such place."""
     if side[0] == "neg":
         return _printed(side[1])
     if side[0] == "percent" and side[1][0] == "num":

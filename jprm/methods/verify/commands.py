@@ -168,7 +168,7 @@ class Judgement:
     Attributes:
       proved: None if undecided.
       reason: text of the error, or why the chain is undecided.
-      step: index of the wrong step, None if unknown.
+      step: index of the wrong step, if known.
     """
 
     proved: bool | None
@@ -210,7 +210,7 @@ def judge_chain(
 
 
 def _unsound(checker: CommandChecker, steps: Sequence[str]) -> Judgement | None:
-    """Returns the judgement of a chain whose steps have the unsound pattern, at the step where it ends; else None."""
+    """Returns the judgement of a chain whose steps have the unsound pattern, at the step where it ends."""
     text = "\n".join(steps)
     match = _pattern(checker.unsound).search(text) if checker.unsound else None
     if match is None:

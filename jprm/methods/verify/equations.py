@@ -62,7 +62,7 @@ def equations(text: str) -> tuple[list[Equation], list[Token]]:
 
 
 def _renamed(left: Sequence[Token], right: Sequence[Token]) -> bool:
-    """Returns whether both sides have units and share none, e.g. 60 minutes = 1 hour."""
+    """Returns whether both sides have units, all different, e.g. 60 minutes = 1 hour."""
     units, others = (
         {t.text.lower().rstrip("s") for t in side if t.kind == "W" or t.text[0] == "$"} for side in (left, right)
     )
@@ -186,7 +186,7 @@ class _Unreadable(Exception):
 
 
 def parse_expression(tokens: Sequence[Token]) -> tuple | None:
-    """Parses tokens as one expression, (kind, *children); None if they are none."""
+    """Parses tokens as one expression, (kind, *children), if they are one."""
     try:
         parser = _Parser(tokens)
         node = parser.sum(0)

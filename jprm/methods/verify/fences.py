@@ -1,6 +1,6 @@
 """Extracts programs from model output: from fences as in CommonMark, from between markers, or the whole text.
 
-`program_in` reads a whole text. It returns None if the text contains no program, since then it cannot be judged.
+`program_in` reads a whole text. A text without a program has no result, since it cannot be judged.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def blocks(text: str, inside: bool = False) -> list[Block]:
 def _late(line: str) -> tuple[str, str, str]:
     """Splits a line into text, a fence at its end, and the language, e.g. "The code: ```python".
 
-    CommonMark does not allow a fence after text, but models write it. The fence is empty if there is none.
+    CommonMark does not allow a fence after text, but models write it. Without a fence at its end, the fence is empty.
     """
     line = line.rstrip()
     info = next((word for word in ("python3", "python", "py") if line.lower().endswith(word)), "")
@@ -140,7 +140,7 @@ def _between_marks(text: str) -> str:
 
 
 def program_in(text: str, prelude: str = "") -> str | None:
-    """Returns the program in a text, or None.
+    """Returns the program in a text, if any.
 
     Python fences are preferred to fences without a language, and those to other languages. Interactive sessions (`>>>`)
     are ignored, as are invalid fences beside a valid one. Without fences, the text itself is the program, apart from
@@ -197,7 +197,7 @@ def _bare(text: str, prelude: str) -> str | None:
 
 
 def _without_tail(text: str, prelude: str) -> str | None:
-    """Returns the program before the prose at which parsing fails, or None."""
+    """Returns the program before the prose at which parsing fails, if any."""
     lines, error = text.split("\n"), _error_line(prelude + text) - prelude.count("\n")
     starts = [i for i, line in enumerate(lines[:error]) if line.strip() and not line.startswith((" ", "\t"))]
     paragraphs = [i + 1 for i, line in enumerate(lines[:error]) if not line.strip()]

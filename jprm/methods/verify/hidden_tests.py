@@ -5,7 +5,7 @@ names as proxies. Plain values are copied over the socket with exact types; ever
 and is sent as a number. So the program sees calls and arguments, but neither the tests nor their expected values.
 
 If a test compares or combines a program's object with a plain value, the program would see the expected value, or could
-decide the result. This raises `Undecided`, and the test decides nothing.
+decide the result. This raises `Undecided`, and the test stays undecided.
 
 Each test runs in its own namespace, which never receives data from the program: Python finds the program's names after
 the globals, among the builtins. So any name that a test stores hides the program's name. `_subjects` derives from the

@@ -81,7 +81,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
 
 
 def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str | None:
-    """Returns the program of the steps, after the record's prelude; None if they contain none."""
+    """Returns the program of the steps, after the record's prelude, if they contain one."""
     prelude = _ended(record.get("prelude", ""))
     program = program_in("".join(map(_ended, steps)), prelude)
     return None if program is None else prelude + program
@@ -137,7 +137,7 @@ class Report:
         an error.
       error: reason why the code did not finish; "" if its last block is incomplete.
       late: timed out.
-      behaviour: equal for programs that answered the tests' calls identically; None if they did not run.
+      behaviour: equal for programs that answered the tests' calls identically, if they ran.
       started: False if the sandbox did not start.
     """
 

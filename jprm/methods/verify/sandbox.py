@@ -63,7 +63,7 @@ class CommandResult:
 
 @functools.cache
 def refusal() -> str | None:
-    """Returns the reason why this machine has no sandbox, or None."""
+    """Returns the reason if this machine has no sandbox."""
     if sys.platform != "linux":
         return "the sandbox is for Linux"
     if not ctypes.util.find_library("seccomp"):
@@ -245,7 +245,7 @@ def _bwrap(command: Sequence[str], limits: Limits, server: bool = False, shown: 
 
 @functools.cache
 def _scope() -> tuple[str, ...]:
-    """Returns a command prefix that gives a command its own memory cgroup; () if systemd delegates none.
+    """Returns a command prefix that gives a command its own memory cgroup, if systemd delegates one.
 
     Unlike RLIMIT_AS, the cgroup counts a program's files in /tmp and its shared memory.
     """

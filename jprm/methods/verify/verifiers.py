@@ -6,8 +6,8 @@ reward.
 
 A checker that is a command, e.g. Agda or Z3, is described by the user's JSON file (`jprm.methods.verify.commands`).
 
-A check of the working maps (record, steps) to True, False or None (not checkable) per step. A checker labels the steps
-of a tree (`jprm label verify`).
+A check of the working maps (record, steps) to whether each step is right, None if it cannot be checked. A checker
+labels the steps of a tree (`jprm label verify`).
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Out
     """Rewards chains with 1 if they are programs and pass all `tests` of their record, else 0.
 
     Each outcome has `passed`, the number of passed tests, and as `answer` letters that are equal for programs with
-    equal behaviour on the tests, so that votes count them together. `answer` is None if the program does not run. A
+    equal behaviour on the tests, so that votes count them together. There is no `answer` if the program does not run. A
     chain without a program is `undecided`.
 
     Raises OSError if the sandbox is absent or does not start.
@@ -157,7 +157,7 @@ def needs_tests(record: Record, where: str) -> None:
 
 
 def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
-    """Returns whether the equations of each step hold; None if a step has none."""
+    """Returns whether the equations of each step hold, None for a step without equations."""
     del record
     return [None if (label := label_of(step)) is None else bool(label) for step in steps]
 
@@ -305,7 +305,7 @@ _BEGUN = re.compile(r'Recursive definition is: "\?')  # of `fix IH 1.`: the next
 
 @functools.cache
 def coq_refusal() -> str | None:
-    """Returns the reason why Coq cannot run on this machine, or None."""
+    """Returns the reason if Coq cannot run on this machine."""
     return None if shutil.which("coqtop") else "coqtop is not installed (Debian's package coq)"
 
 
@@ -359,7 +359,7 @@ def check_tactics(
 
 
 def _reason(answer: str) -> str | None:
-    """Returns Coq's error message, or None."""
+    """Returns Coq's error message, if any."""
     if "Error:" not in answer:
         return None
     return " ".join(answer.partition("Error:")[2].partition("\n\n")[0].split()) or "rejected"

@@ -55,7 +55,7 @@ def messages_in(steps: Sequence[str]) -> list[Message]:
 
 
 def outcome_in(steps: Sequence[str]) -> float | None:
-    """Returns the outcome of the episode that ends with these steps; None if it did not end."""
+    """Returns the outcome of the episode that ends with these steps, if it ended."""
     return json.loads(steps[-1]).get("outcome") if steps else None
 
 
@@ -159,7 +159,7 @@ class WorldPolicy:
         return episode.messages
 
     def finished(self, problem: str, steps: Sequence[str]) -> tuple[str | None, bool | None]:
-        """Returns an episode's final answer, and whether it is correct; None if it did not end."""
+        """Returns an episode's final answer, and whether it is correct, if it ended."""
         outcome = outcome_in(steps)
         answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
         return answer, None if outcome is None else outcome >= 1

@@ -68,7 +68,7 @@ class Environment:
       snapshot: maps a state to a value unaffected by later steps; for processes, it must be JSON-serialisable.
       restore: maps such a value to a state, any number of times.
       parse: maps a turn's sampled text to the assistant message for `step`.
-      answer: maps an episode's messages to its final answer, for votes; None if there is none.
+      answer: maps an episode's messages to its final answer, if any, for votes.
       tools: tool descriptions for the chat template.
       close: frees a state's resources, e.g. a container.
     """

@@ -366,7 +366,7 @@ def _with_turn(
     layout: TurnLayout,
     limits: EpisodeLimits,
 ) -> Played:
-    """Appends a sampled turn to a rollout; `episode` is the position after it, None if the turn was cut off."""
+    """Appends a sampled turn to a rollout; `episode` is the position after it, unless the turn was cut off."""
     ids = (*played.ids, *branch.ids[len(played.prompt) + len(played.ids) :])
     observed = len(ids) - len(played.ids) - len(drawn.ids)  # the world's answer to the turn before
     played = dataclasses.replace(
