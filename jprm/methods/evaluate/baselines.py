@@ -40,13 +40,13 @@ OfPools = Callable[[Sequence[ReasoningTree]], Sequence[Chosen] | None]
 """Maps pools to one `Chosen` each, if there are enough pools."""
 
 OfSteps = Callable[[Sequence[ReasoningTree]], Sequence[Float[np.ndarray, " N"]] | None]
-"""Maps chains to a score per step, lower if an error is likelier, if there are enough chains."""
+"""Maps chains, if there are enough, to a score per step, lower if an error is likelier."""
 
 
 OfLabelled = Callable[
     [Sequence[ReasoningTree], Sequence[Int[np.ndarray, " N"]]], Sequence[Float[np.ndarray, " N"]] | None
 ]
-"""Maps trees and step classes (1, 0, or -1 if unlabelled) to scores, if there are enough steps."""
+"""Maps trees and step classes (1, 0, or -1 without a label), if there are enough steps, to scores."""
 
 
 def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:

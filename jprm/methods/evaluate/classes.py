@@ -56,7 +56,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
 
 
 def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
-    """Returns the threshold with the largest F1, the highest if tied, if there are positives."""
+    """Returns the threshold with the largest F1 (the highest one if tied), given positives."""
     if not positive_N.any():
         return None
     order_N = np.argsort(-value_N, kind="stable")

@@ -285,9 +285,7 @@ def _nodes(tree: GrowingTree, scores, answers: Answers) -> list[dict[str, Any]]:
 
 
 def _outcome(tree: GrowingTree, node: int, answered: tuple[str | None, bool | None]) -> dict[str, Any]:
-    """Returns a chain's answer, the rule, if any, that extracted it (an environment gives answers itself), and its
-    verdict.
-    """
+    """Returns a chain's answer, the rule that extracted it (unless an environment gave it), and its verdict."""
     answer, correct = answered
     outcome: dict[str, Any] = {"answer": answer}
     if answer is not None and tree.finished_by is None:
