@@ -18,6 +18,7 @@ import itertools
 import os
 import re
 import shutil
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -204,6 +205,8 @@ def judge_chain(
         raise OSError(f"{checker.command[0]} does not start in the sandbox: {_line(result.output)}. {hint}")
     if result.status is None:
         return Judgement(None, f"ran longer than {checker.seconds:g} seconds")
+    if result.status == -signal.SIGXFSZ:
+        return Judgement(None, f"printed {limits.file >> 20} MiB or more")
     if result.status < 0 or result.status > 128:
         return Judgement(None, f"ended by signal {abs(result.status) % 128}")
     return _read(checker, result.status, result.output, start_P)

@@ -55,7 +55,9 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class CommandResult:
-    """`status`: exit status, negative for a signal, None if time ran out. `output`: the printed text."""
+    """`status`: exit status, negative for a signal (SIGXFSZ if the output is cut), None if time ran out.
+    `output`: the printed text.
+    """
 
     status: int | None
     output: str
@@ -183,7 +185,10 @@ def _run_command(
             if folder:
                 shutil.rmtree(folder, ignore_errors=True)
         printed.seek(0)
-        return CommandResult(status, printed.read().decode(errors="replace"))
+        output = printed.read()
+        if status is not None and len(output) >= limits.file:  # cut, also if the command ignores the signal
+            status = -signal.SIGXFSZ
+        return CommandResult(status, output.decode(errors="replace"))
 
 
 def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | None = None) -> int | None:

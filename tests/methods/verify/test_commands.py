@@ -61,11 +61,15 @@ CASES = [  # steps; whether they are proved, None if undecided; labels of steps
     ("z3", ["(= y 7)", "(> y x)"], True, [1, 1]),
     ("z3", ["(= y 7)", "(= y 8)", "(= x 5)"], False, [1, 0, None]),
     ("z3", ["(= y 7)", "(= z 8)"], False, [1, 0]),  # an unknown constant
+    ("z3", ["(= y 7", "(= y 7)"], False, [None, None]),  # a bracket is missing
     ("z3", ["(= y 7)", "true)) (assert false) (echo (= 1 1"], False, [None, 0]),
     ("z3", [f"(not (exists ((a Int) (b Int) (c Int)) (and {CUBES})))"], None, [None]),
     ("pyright", ["total: float = price(3)", "change: float = 10 - total"], True, [1, 1]),
     ("pyright", ["total: float = price(3)", "name: str = total"], False, [1, 0]),
     ("pyright", ["total: str = price(3)  # type: ignore"], False, [0]),
+    ("pyright", ["total: float = price(3)", "raise ValueError", "name: str = total"], False, [1, 1, 0]),  # unreachable
+    ("pyright", ["name: str = eval('3')"], False, [0]),
+    ("pyright", ["def same(x):\n    y: str = x", "same(3)"], False, [0, None]),
 ]  # fmt: skip
 
 
@@ -90,6 +94,17 @@ def test_documented_checkers(name, steps, proved, labels):
     assert (judgement.proved, bool(judgement.reason)) == (proved, not proved), judgement
     tree = tree_of({**RECORDS[name], "steps": steps})
     assert [verdict.label for verdict in verifiers.check_by_command(tree, checker)] == labels, judgement
+
+
+@needs_sandbox
+@pytest.mark.skipif(not shutil.which("z3"), reason="z3 is not installed (docs/checkers.md)")
+def test_a_step_behind_an_unknown_one_is_not_refuted_by_z3():
+    cubes = "(not (= (+ (* a a a) (* b b b)) (* c c c)))"
+    problem = "(set-option :timeout 300)\n(declare-const y Int)\n(assert (= y 7))\n"
+    problem += "".join(f"(declare-const {name} Int)\n(assert (> {name} 1))\n" for name in "abc")
+    for steps, expected in {(cubes, "(= y 8)"): (None, None), ("(= y 8)", cubes): (False, 0)}.items():
+        found = judge_chain(described("z3"), {"problem": problem}, steps)
+        assert (found.proved, found.step) == expected, found
 
 
 def test_files_that_were_not_tried_are_read():
@@ -138,6 +153,22 @@ def test_a_checker_without_a_verdict_is_undecided():
     assert judged(["x"], command=["ls", "/absent", "{file}"]).proved is False  # no `error`: not proved is wrong
     kill = judged(["x"], command=["sh", "-c", "kill -9 $$; cat {file}"])
     assert kill.proved is None and "signal 9" in kill.reason
+
+
+@needs_sandbox
+@pytest.mark.parametrize("proved", [0, 1, "y"])
+@pytest.mark.parametrize("signal", ["", "trap '' XFSZ; "], ids=["killed", "ignored"])
+def test_an_output_that_is_cut_is_no_verdict(proved, signal):
+    command = ["sh", "-c", f"{signal}exec head -c 100000000 /dev/zero # {{file}}"]
+    found = judged(["x"], command=command, proved=proved)
+    assert found.proved is None and "4 MiB" in found.reason
+
+
+@needs_sandbox
+def test_bytes_that_are_no_text_are_read():
+    found = judged(["x"], command=["sh", "-c", r"printf 'wrong \377'; exit 1 # {file}"], error="wrong .")
+    assert (found.proved, found.reason) == (False, "wrong \ufffd")
+    assert judged(["\ud800 \x00"], command=["cat", "{file}"]).proved  # a lone surrogate and NUL
 
 
 @needs_sandbox
