@@ -84,9 +84,8 @@ def serving(hub):
                 link = {"Link": f'<{hub.lies["link"]}>; rel="next"'} if "link" in hub.lies else {}
                 return self.answer(200, hub.lies.get("listing", lambda listing: listing)(listing), **link)
             if "/resolve/" in path:  # small files are elsewhere at the real Hub too
-                return self.answer(307, Location=path.replace("/ana/", "/api/resolve-cache/models/ana/", 1).replace(
-                    "/resolve/", "/"
-                ))  # fmt: skip
+                there = f"/api/resolve-cache/models{path}".replace("/resolve/", "/")
+                return self.answer(307, Location=there)
             if "/resolve-cache/" in path:
                 return self.file(files, path.rpartition("/")[2])
             siblings = [{"rfilename": file} for file in files]

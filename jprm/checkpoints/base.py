@@ -94,24 +94,38 @@ def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
     Raises:
       ValueError: the model has no language head of the config's shape, or is a PRM's run.
     """
-    module, place = _opened(path)
+    module, place = check_language_model(path)
     if module is None:
-        experiment = read(place / RUN)
-        if find(experiment.model.head).channels:
-            raise ValueError(f"{place}: its head is {experiment.model.head!r}: a policy starts from a language model")
-        return store.load_params(place, experiment, jax.sharding.get_mesh())[0]["head"]
+        return store.load_params(place, read(place / RUN), jax.sharding.get_mesh())[0]["head"]
     file, name = module.open_tensors(place), module.LANGUAGE_HEAD
-    if name not in file or tuple(file.shape(name)) != (config.vocab_size, config.width):
-        raise ValueError(
-            f"{place}: has no tensor {name} of shape {(config.vocab_size, config.width)}: no language model"
-        )
+    shape = config.vocab_size, config.width
+    if name not in file or tuple(file.shape(name)) != shape:
+        raise ValueError(f"{place}: has no tensor {name} of shape {shape}: no language model")
     return {"kernel": placed("kernel", np.asarray(file.tensor(name).T, np.float32))}
 
 
 def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32") -> dict:
-    """Loads decoder and language head; the head is omitted if it is tied to the embedding."""
+    """Loads decoder and language head (omitted if tied to the embedding). Raises ValueError for a reward model."""
+    check_language_model(path)
     params = {"decoder": load_decoder(path, config, dtype)}
     return params if config.tied_embeddings else params | {"head": load_language_head(path, config)}
+
+
+def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:
+    """Returns `_opened(path)`. Raises ValueError for a reward model, whose language head was not trained."""
+    module, place = _opened(path)
+    if module is None:
+        head = read(place / RUN).model.head
+        own = repr(head) if find(head).channels else ""
+    else:
+        own = next(filter(module.open_tensors(place).__contains__, SCORE_HEADS), "")
+    if own:
+        raise ValueError(f"{place}: its head is {own}, so it is a reward model. Give a language model")
+    return module, place
+
+
+SCORE_HEADS = ("score.weight", "score.0.weight", "score_head.weight", "v_head.summary.weight", "classifier.weight")
+"""Tensors of published reward models' heads."""
 
 
 def _opened(name: Given | Found) -> tuple[ModuleType | None, Any]:

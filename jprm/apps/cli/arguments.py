@@ -62,7 +62,7 @@ _FOLDER = 'a folder with adapter.json {"like": "contrast", "base": DIR, "referen
 ENDED = {
     "score": _RAY, "sample": _RAY, "search": _RAY | _TURNS,
     "label": _RAY | _TURNS | {"other-threshold": "--threshold INPUT OTHERS"},
-    "eval": {"reference": _FOLDER},
+    "eval": {"reference": _FOLDER}, "fuse": {"reference": _FOLDER.replace("the model", "a source, prm=DIR")},
     "serve": {"reference": _FOLDER, "judge": "the judge's file among the models: jprm serve DIR P.json"},
     "table": {name: f"--format {name}" for name in ("csv", "latex", "markdown")},
 }  # fmt: skip

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from published import CASES, PROBLEM, STEPS, bytes_tokenizer, make, pieces_tokenizer
 from refusing import refused
+from tiny_run import experiment
 
 import jprm
 from jprm.apps import cli
+from jprm.checkpoints import base as bases
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.formats.adapters import load as loading
 from jprm.methods.formats.adapters.load import check_one_tokenizer
@@ -97,6 +99,22 @@ def test_two_models_must_share_a_tokenizer(models):
     large, *_ = models
     refused(ValueError, "--reference has no use", jprm.load, large, adapter="trl", reference=str(large))
     refused(FileNotFoundError, "absent", jprm.load, large, reference=str(large / "absent"))
+
+
+def test_a_model_with_a_head_for_scores_is_no_language_model(models, tmp_path, monkeypatch):
+    large, *_ = models
+    prm, _ = make(tmp_path, dataclasses.replace(CASES["qwen-prm"], name="prm"))
+    value, _ = make(tmp_path, dataclasses.replace(CASES["skywork"], name="value"))
+    for head in (prm, value):
+        refused(ValueError, f"{head.name}: its head is (score|v_head)", jprm.load, head, reference=str(large))
+        refused(ValueError, f"{head.name}: its head is", jprm.load, large, reference=str(head))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/experiment.json").write_text("{}")
+    monkeypatch.setattr(bases, "read", lambda place: experiment(tmp_path))  # its embedding may be tied
+    refused(ValueError, "run: its head is 'binary'", bases.check_language_model, tmp_path / "run")
+    written = {"like": "contrast", "base": str(large)}
+    (tmp_path / "adapter.json").write_text(json.dumps(written))
+    refused(ValueError, '"like": "contrast", "reference"', jprm.load, tmp_path)
 
 
 def test_a_contrast_reads_the_tokens_that_a_policy_with_the_same_prompt_writes(models, tmp_path):

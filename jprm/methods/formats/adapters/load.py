@@ -182,7 +182,7 @@ def _log_ratio(
     if not a.reference:
         raise ValueError(
             f"{folder}: adapter {a.name!r} scores by the log ratio of two models. Name the folder of the other one by"
-            f' --reference, or in a file {FILE}: {{"like": "{a.name}", "reference": "FOLDER"}}'
+            f' --reference, or as "reference" in a file {FILE}, such as {{"like": "contrast", "reference": "FOLDER"}}'
         )
     path, other = local_copy(place_of(a.base)) if a.base else folder, local_copy(place_of(a.reference))
     computed = "bfloat16" if dtype == "bfloat16" else "float32"
