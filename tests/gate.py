@@ -40,17 +40,17 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CLOCKS = ("seconds", "update_seconds", "sampling_seconds", "tokens_per_second", "labels_per_second", "goodput", "began",
           "productive", "modified", "step_seconds_p50", "step_seconds_p95", "step_seconds_max", "mfu", "starting",
           "compiling", "input", "saving", "validating")  # fmt: skip
-"""Keys, of JSON or in a progress bar, whose number is a time or a speed."""
+"""Keys, of JSON or (with spaces) in a progress bar, whose number is a time or a speed."""
 
 VARYING = (
     (r"(/[\w.-]+)*/gate-\w{8}\b", "WORK"),  # the folder in which everything runs
-    (r"\b\d+:\d\d:\d\d\b", "CLOCK"),  # of progress bars
+    (r"\b\d+:\d\d:\d\d\b|\b\d+ (s|min|h|days)(?= left\b)", "CLOCK"),  # of progress bars
     (r',\s*"lost_\w+": [-+.\w]+', ""),  # of the kinds of time that a clock saw at all
     (r'("spent": )\{[^}]*\}', r"\1CLOCK"),
     (r"[\d,]+ tokens/s|waited \d+% of [\d.]+ s", "CLOCK"),
     (r'(?s)<svg(?:(?!</svg>).)*"training-goodput-title".*?</svg>', "CLOCK"),
     (r'("commit": )"[\w-]+"', r"\1"),
-    (r'"(id|run)": "[0-9a-f]{16}",\s*', ""),  # of a run, drawn at its start
+    (r'"(id|run)": "[0-9a-f]{16}"(,\s*)?', ""),  # of a run, drawn at its start
     (r'("reading": )"[0-9a-f]{16}"', r"\1"),  # of a reader, by the name of its function
     (r'("moduleName": "jprm)[\w.]*', r"\1"),  # of prepared data: where the code is that wrote it
     (r'("prepared": )"[0-9a-f]{16}"', r"\1"),  # a digest of these data, with that name
@@ -396,7 +396,8 @@ def content(path: pathlib.Path) -> list[str]:
 
 def normalised(text: str) -> list[str]:
     """Returns the lines of a text without what a clock or a path says."""
-    text = re.sub(rf'\b({"|".join(CLOCKS)})("?:? )[-+.\w]+', r"\1\2CLOCK", text)
+    keys = "|".join(CLOCKS).replace("_", "[_ ]")
+    text = re.sub(rf'\b({keys})("?:? )[-+.\w]+(,\d{{3}})*', r"\1\2CLOCK", text)
     for pattern, replacement in VARYING:
         text = re.sub(pattern, replacement, text)
     return text.split("\n")

@@ -45,6 +45,20 @@ def test_equal_runs_differ_in_clocks_alone(differences):
 
 
 @pytest.mark.parametrize(
+    ("line", "other", "equal"),
+    [
+        ("3 of 4, 1 s left, loss 1, tokens per second 849", "3 of 4, 9 s left, loss 1, tokens per second 1,229", True),
+        ("run: 4 of 4, loss 0.66, tokens per second 1,229", "run: 4 of 4, loss 0.67, tokens per second 1,229", False),
+        ('{"tokens_per_second": 5.5, "loss": 0.5}', '{"tokens_per_second": 12345.5, "loss": 0.5}', True),
+        ('{"id": "0b51838fe48b9e33"}', '{"id": "2260e3395525a201"}', True),
+        ('{"seconds": 5, "labels": 7}', '{"seconds": 5, "labels": 8}', False),
+    ],
+)  # fmt: skip
+def test_lines_differ_in_clocks_alone(line, other, equal):
+    assert (gate.normalised(line) == gate.normalised(other)) == equal
+
+
+@pytest.mark.parametrize(
     ("change", "file", "line", "shown"),
     [
         (dict(score=np.nextafter(0.25, 1)), "scores.jsonl", 2, "0.25000000000000006"),
