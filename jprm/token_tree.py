@@ -303,7 +303,7 @@ def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) 
     """Returns each node's number under `key`, e.g. `rollouts`; of a scored file also `score`, and outputs by name.
 
     If a record has `classes`, with a name, a list of names or None per step, the number is whether the step has the
-    class.
+    class. `absent` replaces a missing number; errors name the option `field`.
     """
     own, output = ("score", "label"), key.removeprefix("outputs.")
     values = [x.extra.get(key, getattr(x, key) if key in own else x.outputs.get(output)) for x in tree.nodes]

@@ -604,7 +604,7 @@ MLP_WEIGHTS = {"gate": Weight("DF", "D"), "up": Weight("DF", "D"), "down": Weigh
 
 
 def mlp(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan, settings, config: ModelConfig):
-    """Returns the MLP's output. If tokens are not split, CPUs take B and T as one axis: see `Implementation.flat`."""
+    """Returns the MLP's output, and no sums. Unless tokens are split, CPUs join B and T: see `Implementation.flat`."""
     w = {role: w[role] for role in MLP_WEIGHTS}
     if attention.find(config.attention).flat:
         y_XD = gated(reshape(x_BTD, (-1, x_BTD.shape[-1]), "batch"), w, config)

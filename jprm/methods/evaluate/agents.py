@@ -94,7 +94,7 @@ class Features(NamedTuple):
 
 
 def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
-    """Computes the features of each turn in `chain`, a list of step nodes."""
+    """Computes `Features` (text, length, repeated calls, errors of tools) of the turns in `chain`, step nodes."""
     texts, characters, repeats, errors = [], [], [], []
     answers, wrong, at = 0, 0, -1
     for i in chain:

@@ -277,7 +277,7 @@ def section(models: Sequence[PageModel]) -> Iterator[Block]:
 
 
 def _tables(reports: Mapping[str, Report], first: Report) -> Iterator[Table]:
-    """Yields differences from the best baselines, then all figures."""
+    """Yields differences from the best baselines, then all figures, with a column for each of `reports` (by model)."""
     if "ahead" in first:  # reports of 0.1 have none
         rows = [
             [words(key), words(first["ahead"][key]["baseline"]), *(report["ahead"][key] for report in reports.values())]

@@ -206,7 +206,7 @@ class Judge(ByCritiques):
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns `{"score": (N,)}` and the report on the critiques for each tree. Raises PolicyError as above."""
+        """Returns `{"score": (N,)}` and the report on the critiques for each tree; `missing` as in `judgements`."""
         return [({"score": judgement.score_N}, judgement.report) for judgement in self.judgements(trees, missing)]
 
     def judgements(

@@ -163,7 +163,9 @@ def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: ChunkPlan, settings, config: ModelConfig):
-    """Applies the layer. Heads are split over the mesh; each device computes only its rows and heads."""
+    """Returns the layer's output, and no sums. Heads are split over the mesh; each device computes only its rows and
+    heads.
+    """
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
     shape = (x_BTD.shape[0], *(sizes(config)[axis] for axis in "KGHV"))
@@ -306,7 +308,9 @@ def _chunks(q, k, v, total, solved, decay, log, plan: ChunkPlan):
 
 
 def _of_chunk(plan: ChunkPlan):
-    """Returns the parts of the plan for a scan over chunks; loops run for the row with the most states."""
+    """Returns the plan's tables with chunks as the first axis, to be scanned, and per chunk the most reads and writes
+    of any row.
+    """
     tables = plan.enters, plan.states, plan.exits, plan.kept
     return (*(jnp.moveaxis(x, 1, 0) for x in tables), jnp.max(plan.reads, axis=0), jnp.max(plan.writes, axis=0))
 
