@@ -264,7 +264,7 @@ _LISTS = frozenset("data dataset entries examples instances items problems quest
 
 _SPLIT = re.compile(r"(?:train|test|valid|validation|val|dev|eval|held_?out|holdout)\d*(?:[_-]\w+)?", re.IGNORECASE)
 
-_RECORD = _SOLUTIONS | {"problem", "question", "prompt", "history", "trajectory", "traj"}
+_RECORD = _SOLUTIONS | {"problem", "question", "prompt", "history", "trajectory", "traj", "simulations"}
 """Keys that make an object one item, whatever lists it holds."""
 
 

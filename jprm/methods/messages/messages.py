@@ -26,6 +26,9 @@ WRAPPERS = ("provider_specific_fields", "extra_content")
 
 PARTS_OF_THOUGHT = ("thinking", "reasoning", "redacted_thinking")
 _REDACTED = ("redacted_thinking", "reasoning.encrypted")
+_SUMMARIES = ("reasoning.summary", "summary_text")
+"""Types of blocks that only retell a thought. They are read if no other block or field has its text."""
+
 _TEXTS_OF_THOUGHT = ("thinking", "text", "reasoning", "content", "summary")
 """Keys that may hold the text of a thought block; the first with text is read.
 
@@ -45,7 +48,8 @@ def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[s
         kinds = [part.get("type") if isinstance(part, Mapping) else None for part in content]
         if parts := [part for part, kind in zip(content, kinds, strict=True) if kind in PARTS_OF_THOUGHT]:
             inside = thoughts_of_blocks(parts, where, f"{field}.content")
-            thoughts = _one_of({"reasoning_content": thoughts, "content": inside}, where, field + ".")
+            if not (thoughts and _retell(parts)):
+                thoughts = _one_of({"reasoning_content": thoughts, "content": inside}, where, field + ".")
         normal["content"] = content = [
             {"type": "text", "text": part.get("refusal")} if kind == "refusal" else part
             for part, kind in zip(content, kinds, strict=True) if kind not in PARTS_OF_THOUGHT
@@ -86,22 +90,30 @@ def decoded(value: Any, where: str, field: str) -> Any:
 def split_thoughts(fields: Mapping[str, Any], where: str, prefix: str) -> tuple[str, dict[str, Any]]:
     """Returns (thoughts, other fields) of a message or record; thoughts are "" if absent.
 
-    Gateways may write the same thoughts in several fields. Raises RecordError if they differ; `prefix` leads their
-    names there, e.g. `messages[2].`.
+    Gateways may write the same thoughts in several fields, or a summary beside them, which is then left out. Raises
+    RecordError if they differ; `prefix` leads their names there, e.g. `messages[2].`.
     """
     flags = {key for key in THOUGHTS[2:] if not isinstance(fields.get(key), str | list)}  # such as "thinking": true
-    thoughts = {key: thoughts_of_blocks(fields.get(key), where, prefix + key) for key in THOUGHTS if key not in flags}
-    others = {key: value for key, value in fields.items() if key not in thoughts}
+    sources = {key: fields.get(key) for key in THOUGHTS if key not in flags}
+    others = {key: value for key, value in fields.items() if key not in sources}
     for wrapper in WRAPPERS:
         inner = fields.get(wrapper)
         if not isinstance(inner, Mapping):
             continue
         names = [key for key in (*THOUGHTS, "thought") if isinstance(inner.get(key), str | list)]
-        for key in names:
-            thoughts[f"{wrapper}.{key}"] = thoughts_of_blocks(inner[key], where, f"{prefix}{wrapper}.{key}")
+        sources |= {f"{wrapper}.{key}": inner[key] for key in names}
         if names:
             others[wrapper] = {key: value for key, value in inner.items() if key not in names}
-    return _one_of(thoughts, where, prefix), others
+    thoughts = {key: thoughts_of_blocks(value, where, prefix + key) for key, value in sources.items()}
+    whole = {key: text for key, text in thoughts.items() if text.strip() and not _retell(sources[key])}
+    return _one_of(whole or thoughts, where, prefix), others
+
+
+def _retell(blocks: Any) -> bool:
+    """Whether all blocks are summaries of thoughts that are encrypted or in another field."""
+    blocks = blocks if isinstance(blocks, list) else [None]
+    return all(isinstance(block, Mapping) and (block.get("redacted") or block.get("type") in (*_REDACTED, *_SUMMARIES))
+               for block in blocks)  # fmt: skip
 
 
 def _one_of(thoughts: Mapping[str, str], where: str, prefix: str) -> str:
@@ -117,11 +129,13 @@ def _one_of(thoughts: Mapping[str, str], where: str, prefix: str) -> str:
 def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
     """Returns the text of thoughts, with blocks joined by newlines; "" if they are encrypted.
 
+    Summaries are read only if no block has a whole thought.
+
     Raises RecordError unless the value is null, text or a list of blocks.
     """
     if not isinstance(value, list):
         return "" if value is None else text_of(value, where, field, blank=True)
-    texts = []
+    texts, summaries = [], []
     for j, block in enumerate(value):
         place = f"{field}[{j}]"
         block = object_of(block, where, place, 'Write {"type": "thinking", "thinking": "..."}.')
@@ -131,8 +145,9 @@ def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
         thought = block.get(key)
         parts = thought if isinstance(thought, list) else [{"text": thought or ""}]  # Mistral's have parts of text
         inner = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-        texts.append("".join(text_of(text, where, f"{place}.{key}", blank=True) for text in inner))
-    return "\n".join(text for text in texts if text)
+        text = "".join(text_of(text, where, f"{place}.{key}", blank=True) for text in inner)
+        (summaries if block.get("type") in _SUMMARIES else texts).append(text)
+    return "\n".join(filter(None, texts)) or "\n".join(filter(None, summaries))
 
 
 TEXTS = ("text", "input_text", "output_text", "refusal")

@@ -13,6 +13,7 @@ ASK = {"role": "user", "content": "What does a lamp cost?"}
 TOLD = {"role": "tool", "tool_call_id": "c1", "content": "12"}
 LAST = {"role": "assistant", "content": "It costs 12."}
 THOUGHT = "This is wrong, I guess."
+TEXT = {"type": "text", "text": "It costs 12."}
 
 
 def call(arguments, **fields):
@@ -128,6 +129,20 @@ def test_an_encrypted_thought_is_no_text_and_a_summary_no_thought(part, thought)
     assert record["messages"][-1].get("reasoning_content") == thought
     (record,) = read("openai", talk(ASK, {"role": "assistant", "content": "12", "thinking_blocks": [part]}))
     assert record["messages"][-1].get("reasoning_content") == thought
+
+
+TOLD_AGAIN = [
+    {"reasoning": THOUGHT, "reasoning_details": [{"type": "reasoning.summary", "summary": "Short."}]},
+    {"reasoning_details": [{"type": "reasoning.summary", "summary": "Short."}, {"text": THOUGHT}]},
+    {"reasoning_content": THOUGHT, "thinking_blocks": [{"type": "reasoning", "redacted": True, "summary": "Short."}]},
+    {"reasoning_content": THOUGHT, "content": [{"type": "reasoning", "redacted": True, "summary": "Short."}, TEXT]},
+]
+
+
+@pytest.mark.parametrize("fields", TOLD_AGAIN)
+def test_a_summary_beside_a_whole_thought_is_left_out(fields):
+    (record,) = read("openai", talk(ASK, LAST | fields))
+    assert record["messages"][1]["reasoning_content"] == THOUGHT
 
 
 def test_a_call_may_name_its_function_by_text():

@@ -17,7 +17,8 @@ from jprm.io import jsonl
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, text_of
 from jprm.io.storage import path_of
 from jprm.methods.data.agents.logs import kept, trajectory_of
-from jprm.methods.data.reader import NoOptions, Reader, Record, take
+from jprm.methods.data.agents.parts import Leftovers, SessionOptions
+from jprm.methods.data.reader import LeftOut, Reader, Record, take
 from jprm.methods.messages.messages import call_of, text_of_parts
 
 VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
@@ -29,17 +30,20 @@ KEY = "jprm"
 _AGENTS_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics")
 
 
-def parse_atif(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
+def parse_atif(item: Any, where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
     """Yields a document's trajectory, then its subagents' trajectories.
 
-    The message of a step is its text. Call results become tool messages; results without a call, and results in system
+    The message of a step is its text; a system or user step without one has its results alone. Call results become
+    tool messages; results without a call, and results in system
     or user steps, become user messages. A result that only refers to a subagent's trajectory is skipped. The outcome is
     `extra.outcome` or `extra.reward` of the document, or else `total_reward` or `reward`. A turn keeps the `mc_return`
     and `reward` of its step, plus the rewards of the environment steps after it (as google/tunix writes them).
     `session_id`, `trajectory_id` and `agent` (name, version, model) are kept.
     """
+    left = Leftovers(options)
     for document, field in _documents(item, where, ""):
-        yield _trajectory(document, where, field)
+        yield _trajectory(document, where, field, left)
+    yield from left
 
 
 def _documents(item: Any, where: str, field: str) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -54,7 +58,7 @@ def _documents(item: Any, where: str, field: str) -> Iterator[tuple[Mapping[str,
         yield from _documents(inner, where, place)
 
 
-def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
+def _trajectory(document: Mapping[str, Any], where: str, field: str, left: Leftovers) -> Record:
     version = take(document, "schema_version", str, where, field)
     if version not in VERSIONS:
         remedy = f"{VERSIONS[0]} to {VERSIONS[-1]} are read."
@@ -72,7 +76,7 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str) -> Record:
         first = 0 if i == 0 and step_id == 0 else first  # google/tunix counts from 0
         if step_id != i + first or isinstance(step_id, bool):
             raise RecordError(where, place + ".step_id", f"is {step_id!r}", f"Steps count from {first}: {i + first}.")
-        new = _messages(step, where, place)
+        new = _messages(step, where, place, left)
         messages += new
         turn = new[0] if new and new[0]["role"] == "assistant" else turn
         _keep_rewards(step, turn, where, place)
@@ -100,7 +104,7 @@ def _keep_rewards(step: Mapping[str, Any], turn: Record | None, where: str, plac
             turn[key] = turn.get(key, 0) + value
 
 
-def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
+def _messages(step: Mapping[str, Any], where: str, place: str, left: Leftovers) -> list[Record]:
     """Returns a step's message, followed by the messages in its observation."""
     source = step.get("source")
     if source not in ("system", "user", "agent"):
@@ -108,7 +112,7 @@ def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
     for key in _AGENTS_ONLY:
         if source != "agent" and step.get(key) is not None:
             raise RecordError(where, f"{place}.{key}", f"is of the {source}", "Only the agent's steps have it.")
-    text = text_of_parts(step.get("message"), where, place + ".message")
+    text = text_of_parts(left.plain(step.get("message")), where, place + ".message")
     message: Record = {"role": "assistant" if source == "agent" else source, "content": text}
     if (thoughts := step.get("reasoning_content")) is not None:
         message["reasoning_content"] = text_of(thoughts, where, place + ".reasoning_content", blank=True)
@@ -119,14 +123,14 @@ def _messages(step: Mapping[str, Any], where: str, place: str) -> list[Record]:
         calls.append(call_of(take(call, "function_name", str, where, within),
                              take(call, "arguments", dict, where, within), call_id))  # fmt: skip
     message |= {"tool_calls": calls} if calls else {}
-    results = list(_results(step.get("observation"), ids, where, place + ".observation"))
+    results = list(_results(step.get("observation"), ids, where, place + ".observation", left))
     texts = [result["content"] for result in results]
-    if source != "agent" and texts and text in (str(texts), texts[0] if len(texts) == 1 else None):
+    if source != "agent" and (not text or texts == [text] or texts and text == str(texts)):
         return results  # google/tunix writes the text of an observation as its step's message too
     return [message, *results]
 
 
-def _results(observation: Any, ids: Mapping[str, None], where: str, place: str) -> Iterator[Record]:
+def _results(observation: Any, ids: Mapping[str, None], where: str, place: str, left: Leftovers) -> Iterator[Record]:
     if observation is None:
         return
     for j, result in enumerate(take(observation, "results", list, where, place + ".")):
@@ -138,7 +142,7 @@ def _results(observation: Any, ids: Mapping[str, None], where: str, place: str) 
         if call_id is not None and ids and not (isinstance(call_id, str) and call_id in ids):
             reason = f"is {call_id!r}, and the step calls {', '.join(map(repr, ids))}"
             raise RecordError(where, within + ".source_call_id", reason, "Name the call that the result answers.")
-        text = "" if content is None else text_of_parts(content, where, within + ".content")
+        text = left.text(content, where, within + ".content")
         if not ids:
             yield {"role": "user", "content": text}
         else:
@@ -200,7 +204,8 @@ def records_of(path: str | os.PathLike) -> list[list[Record]]:
     for begin, end in documents(text, os.fspath(path)):
         line, seen = line + text.count("\n", seen, begin), begin
         where = f"{os.fspath(path)}:{line}"
-        records.append(list(parse_atif(jsonl.parse(text[begin:end].encode(), where), where, NoOptions())))
+        parsed = parse_atif(jsonl.parse(text[begin:end].encode(), where), where, SessionOptions())
+        records.append([record for record in parsed if isinstance(record, dict)])
     return records
 
 
@@ -284,5 +289,6 @@ def _members(text: str, at: int) -> Iterator[tuple[str, int, int]]:
 
 ATIF = Reader(
     parse_atif,
+    SessionOptions,
     drops="metrics, times, token ids, extra of steps and results, and notes. `jprm score` keeps them in its output",
 )

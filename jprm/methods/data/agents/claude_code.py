@@ -60,7 +60,7 @@ def _session_lines(events: Sequence[Event], left: Leftovers) -> list[tuple[str, 
             attachment = line.get("attachment")
             about = line.get("subtype") or (attachment.get("type") if isinstance(attachment, Mapping) else None)
             left.skip(f"line of type {line.get('type')!r}" + (f", {about}" if about else ""))
-        if "uuid" in line or _is_message(line):
+        if "uuid" in line or _is_message(line) or _queued(line):
             nodes.append((place, line))
     return nodes
 
@@ -141,7 +141,7 @@ class _Tree:
         live = self._with_siblings(self._chain())
         uuids = set(map(self._uuid, live))
         for i, line in enumerate(self.lines):
-            if _is_message(line) and self._uuid(i) not in uuids:
+            if (_is_message(line) or _queued(line)) and self._uuid(i) not in uuids:
                 left.skip("message off the live chain, e.g. undone by the user")
         part: dict[Any, int] = {}
         kept: list[int] = []
@@ -161,11 +161,16 @@ class _Tree:
         return [(self.places[i], self.lines[i]) for i in last]
 
     def _chain(self) -> list[int]:
-        """Returns the indices of the lines from the root to the newest message."""
-        newest = [i for i, line in enumerate(self.lines) if _is_message(line)
-                  and not (line["type"] == "user" and _is_injected(line))]  # fmt: skip
-        at, chain, seen = newest[-1] if newest else -1, [], set()
-        while at >= 0:
+        """Returns the indices of the lines from the root to the newest message.
+
+        A copy of an old line at the end of the file is not new: the first copies decide.
+        """
+        messages = [i for i, line in enumerate(self.lines) if _is_message(line)
+                    and not (line["type"] == "user" and _is_injected(line))]  # fmt: skip
+        at = max(messages, key=lambda i: (self.copies[self._uuid(i)][0], i), default=-1)
+        chain, seen, visited = [], set(), set()
+        while at >= 0 and at not in visited:
+            visited.add(at)
             if self._uuid(at) not in seen:
                 chain.append(at)
             seen.add(self._uuid(at))
@@ -192,17 +197,17 @@ class _Tree:
         return earlier if earlier >= 0 or not isinstance(uuid, str) else self.copies.get(uuid, [-1])[0]
 
     def _parent(self, i: int) -> int:
-        """Returns the index of a line's parent, which always comes before it in the file; -1 at a root.
+        """Returns the index of a line's parent; -1 at a root.
 
-        If the link is broken, the parent is the previous line.
+        It is the last copy before the line, else the first after it. If the link is broken, it is the previous line.
         """
         line = self.lines[i]
         uuid = line.get("parentUuid") or line.get("logicalParentUuid")
         root = self.linked and "parentUuid" in line and _is_prompt(line) and not line.get("isCompactSummary")
         if uuid is None and root:
             return -1
-        earlier = self._before(uuid, i)
-        at = earlier if earlier >= 0 else i - 1
+        named = self._before(uuid, i) if _is_boundary(line) else self._copy(uuid, i)
+        at = named if named not in (-1, i) else i - 1
         wall, boundary = (places[bisect.bisect_left(places, i) - 1] if places else -1
                           for places in (self.walls, self.boundaries))  # fmt: skip
         if at < wall < i:
@@ -224,7 +229,7 @@ class _Tree:
         places = []
         while at >= head >= 0:
             places.append(at)
-            at = self._parent(at) if at > head else -1
+            at = parent if (parent := self._parent(at)) < at else -1
         return places[::-1]
 
     def _with_siblings(self, chain: Sequence[int]) -> list[int]:

@@ -109,6 +109,9 @@ class _Rollout:
         item = object_of(value, where, field, "Is this file of Codex?")
         kind, replaced = item.get("type", "message"), field != "payload"
         conversation = self.parts[-1]
+        if kind == "message" and not item.get("role"):
+            self.left.skip("item without a type")
+            return
         if kind in _COMPACTIONS:
             if conversation.has_turn:
                 self._begin_part()
@@ -128,8 +131,8 @@ class _Rollout:
     def executed(self, value: Any, where: str) -> None:
         """Adds a finished item of `codex exec --json`; a call item also holds its result."""
         item, conversation = object_of(value, where, "item", "Is this file of Codex?"), self.parts[-1]
-        kind, key = str(item.get("type")), conversation.inputs
-        if kind in ("agent_message", "reasoning"):
+        kind, key = str(item.get("type", item.get("item_type"))), conversation.inputs
+        if kind in ("agent_message", "assistant_message", "reasoning"):
             text = self.left.text(item.get("text"), where, "item.text")
             said, thought = ("", text) if kind == "reasoning" else (text, "")
             conversation.write(key, said, thought)
@@ -143,6 +146,7 @@ class _Rollout:
     def roll_back(self, count: Any) -> None:
         """Removes the user's last `count` turns, everything after them, and the context written for them."""
         if not isinstance(count, int) or count < 1 or not self.turns:
+            self.left.skip("rollback of no turn")
             return
         part, messages = self.turns[-min(count, len(self.turns))]
         del self.turns[-min(count, len(self.turns)) :], self.parts[part + 1 :]

@@ -77,7 +77,7 @@ class Conversation:
         self._texts += filter(None, (text,))
         self._thoughts += filter(None, (thoughts,))
         if call is not None:
-            self._turn.setdefault("tool_calls", []).append(call)
+            self._turn.setdefault("tool_calls", []).append(self.left.call(call))
             if isinstance(call_id := call.get("id"), str):
                 self._ids.add(call_id)
                 self._open.add(call_id)

@@ -42,7 +42,7 @@ def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Re
         sample = object_of(sample, where, field or "record", "Write a sample.")
         attachments = held if isinstance(held := sample.get("attachments"), Mapping) else {}
         messages = [
-            _message(message, attachments, where, f"{field}messages[{j}]", left)
+            _message(_attached(message, attachments), where, f"{field}messages[{j}]", left)
             for j, message in enumerate(list_of(sample.get("messages"), where, field + "messages"))
         ]
         if not any(message["role"] == "assistant" for message in messages):
@@ -50,23 +50,19 @@ def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Re
             continue
         record = {key: sample[key] for key in ("id", "epoch") if isinstance(sample.get(key), str | int)}
         record |= {"messages": messages, **_tools(sample), **_outcome(sample, options.score, where, field)}
-        if isinstance(sample.get("target"), str) and sample["target"]:
-            record["answer"] = sample["target"]
+        if target := sample.get("target"):
+            target = target[0] if isinstance(target, list) and len(target) == 1 else target
+            record |= {"answer" if isinstance(target, str) else "target": target}
         yield trajectory_of(record, where)
     yield from left
 
 
-def _message(message: Any, attachments: Mapping[str, Any], where: str, field: str, left: Leftovers) -> Record:
+def _message(message: Any, where: str, field: str, left: Leftovers) -> Record:
     message = object_of(message, where, field, "Write a message.")
-    error, content = message.get("error"), message.get("content")
-    content = _attached(content, attachments)
-    if message.get("role") == "tool" and isinstance(error, Mapping):
-        content = f"Error: {error.get('message')}"
-    if isinstance(content, list):
-        held = ({**part, "text": _attached(part["text"], attachments)} if isinstance(part, Mapping) and "text" in part
-                else part for part in content)  # fmt: skip
-        content = left.plain(list(held))
-    record: Record = {"role": message.get("role"), "content": content}
+    content, error = message.get("content"), message.get("error", message.get("tool_error"))  # the older name
+    if message.get("role") == "tool" and error:
+        content = f"Error: {error.get('message') if isinstance(error, Mapping) else error}"
+    record: Record = {"role": message.get("role"), "content": left.plain(content)}
     calls = list_of(message.get("tool_calls") or [], where, field + ".tool_calls")
     calls = (call for call in calls if isinstance(call, Mapping))
     if calls := [call_of(call.get("function"), call.get("arguments"), call.get("id")) for call in calls]:
@@ -74,10 +70,16 @@ def _message(message: Any, attachments: Mapping[str, Any], where: str, field: st
     return record | {key: message[key] for key in ("tool_call_id", "reasoning") if message.get(key)}
 
 
-def _attached(text: Any, attachments: Mapping[str, Any]) -> Any:
-    """Resolves an `attachment://` reference; returns other values unchanged."""
+def _attached(value: Any, attachments: Mapping[str, Any]) -> Any:
+    """Resolves the `attachment://` references in a message."""
+    if isinstance(value, Mapping):
+        return {key: _attached(held, attachments) for key, held in value.items()}
+    if isinstance(value, list):
+        return [_attached(held, attachments) for held in value]
     prefix = "attachment://"
-    return attachments.get(text[len(prefix) :], text) if isinstance(text, str) and text.startswith(prefix) else text
+    return (
+        attachments.get(value[len(prefix) :], value) if isinstance(value, str) and value.startswith(prefix) else value
+    )
 
 
 def _tools(sample: Mapping[str, Any]) -> Record:
@@ -99,6 +101,7 @@ _VALUES = {"C": 1, "P": 0.5, "I": 0, "N": 0}
 def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Record:
     """Returns all scores as `rewards`, and the outcome: the named score, or the only one."""
     scores = held if isinstance(held := sample.get("scores"), Mapping) else {}
+    scores = scores or ({"score": sample["score"]} if sample.get("score") is not None else {})  # of 2024
     rewards: Record = {}
     for scorer, score in scores.items():
         value = score.get("value") if isinstance(score, Mapping) else score

@@ -227,7 +227,9 @@ def messages_of_blocks(
     for j, block in enumerate(blocks):
         field, kind = f"{place}[{j}]", block.get("type") if isinstance(block, Mapping) else type_name(block)
         within = field + "."
-        if kind == "text":
+        if kind in ("text", "thinking") and left.drop and block.get(kind) is None:
+            left.skip(f"{kind} without a text")
+        elif kind == "text":
             texts.append(take(block, "text", str, where, within))
         elif kind == "thinking" and role == "assistant":
             thoughts.append(take(block, "thinking", str, where, within))

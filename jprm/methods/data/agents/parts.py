@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from jprm.io.jsonl import type_name
+from jprm.io.jsonl import RecordError, type_name
 from jprm.methods.data.reader import LeftOut
-from jprm.methods.messages.messages import PARTS_OF_THOUGHT, TEXTS, text_of_parts
+from jprm.methods.messages.messages import PARTS_OF_THOUGHT, TEXTS, decoded, text_of_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +74,22 @@ class Leftovers:
             return content
         return [part if _is_text(part) else {"type": "text", "text": self.placeholder(part)} for part in content]
 
+    def call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns a call. If its arguments are not a JSON object, their text becomes `input`, and is counted."""
+        function = held if isinstance(held := call.get("function"), Mapping) else {}
+        arguments = function.get("arguments")
+        try:
+            readable = not isinstance(arguments, str) or isinstance(decoded(arguments, "", ""), Mapping | None)
+        except RecordError:
+            readable = False
+        if readable or not self.drop:
+            return call
+        self.skip("arguments that are not a JSON object, read as text")
+        return {**call, "function": {**function, "arguments": {"input": arguments}}}
+
     def text(self, content: Any, where: str, field: str) -> str:
         """Returns the joined text of a content, "" for null. Raises RecordError if images are refused."""
+        content = [content] if isinstance(content, Mapping) else content
         return "" if content is None else text_of_parts(self.plain(content), where, field)
 
 

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jprm.io.jsonl import RecordError, list_of, number_of, object_of, parse
+from jprm.io.jsonl import RecordError, list_of, object_of, parse
 from jprm.io.storage import path_of
-from jprm.methods.data.agents.logs import trajectory_of
+from jprm.methods.data.agents.logs import kept, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, take
 from jprm.methods.messages.messages import THOUGHTS, WRAPPERS
@@ -88,15 +88,15 @@ def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator
         field = f"simulations[{i}]." if inside else ""
         simulation = object_of(simulation, where, field or "record", "Write a simulation.")
         messages = list(_tau2_messages(simulation, where, field, left))
+        if inside and not any(message["role"] == "assistant" for message in messages):
+            left.skip("simulation without a turn of the agent")
+            continue
         record: Record = {"messages": messages}
         scenario = tasks.get(str(simulation.get("task_id")), {}).get("user_scenario")
         if isinstance(scenario, Mapping) and (asked := scenario.get("instructions")):
             record["problem"] = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False)
-        info = simulation.get("reward_info")
-        if isinstance(info, Mapping) and info.get("reward") is not None:
-            record["outcome"] = number_of(info["reward"], where, field + "reward_info.reward")
-        about = ("id", "task_id", "trial", "termination_reason", "reward_info")
-        record |= {key: simulation[key] for key in about if simulation.get(key) is not None}
+        about = ("task_id", "trial", "termination_reason", "reward_info")
+        record |= {key: value for key, value in kept(simulation, where, about).items() if value is not None}
         yield trajectory_of(record, where)
     yield from left
 
@@ -119,8 +119,11 @@ def _tau2_messages(item: Mapping[str, Any], where: str, field: str, left: Leftov
                 yield {"role": "tool", "content": said.get("content") or "", "tool_call_id": said.get("id")}
             elif role == "assistant":
                 raw = held if isinstance(held := said.get("raw_data"), Mapping) else {}
+                choices = raw.get("choices")
+                raw = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else raw
                 raw = held if isinstance(held := raw.get("message"), Mapping) else raw
-                thoughts = {key: raw[key] for key in (*THOUGHTS, *WRAPPERS) if raw.get(key)}
+                keys = (*THOUGHTS, *WRAPPERS)
+                thoughts = {key: source[key] for source in (raw, said) for key in keys if source.get(key)}
                 yield {**thoughts, "role": role, "content": said.get("content"), "tool_calls": calls}
             else:
                 yield {"role": role, "content": said.get("content")}

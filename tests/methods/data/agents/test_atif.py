@@ -8,7 +8,7 @@ import pytest
 from jprm.apps.cli import main
 from jprm.io.jsonl import RecordError
 from jprm.methods.data.agents import atif
-from jprm.methods.data.reader import NoOptions
+from jprm.methods.data.agents.parts import SessionOptions
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate.run import format_of
 from jprm.methods.jobs.score import score_atif
@@ -75,7 +75,7 @@ def objects(text):
 
 
 def test_a_document_is_its_trajectories():
-    first, second = atif.parse_atif(DOCUMENT, "f:1", NoOptions())
+    first, second = atif.parse_atif(DOCUMENT, "f:1", SessionOptions())
     assert [(m["role"], m["content"]) for m in first["messages"]] == [
         ("system", "Be brief."), ("user", "Where?"), ("assistant", ""), ("tool", "x"), ("tool", ""),
         ("assistant", "Here."),
@@ -200,21 +200,21 @@ def test_rewards_of_tunix_are_kept_at_their_turns():
         "steps": steps,
         "total_reward": 1.75,
     }
-    (record,) = atif.parse_atif(document, "f:1", NoOptions())
+    (record,) = atif.parse_atif(document, "f:1", SessionOptions())
     assert [(m["role"], m["content"]) for m in record["messages"]] == [
         ("user", "Where?"), ("assistant", "I look."), ("user", "Here."), ("assistant", "Here."), ("user", "a"),
-        ("user", "b"), ("system", "")]  # fmt: skip
+        ("user", "b")]  # fmt: skip
     turns = [m for m in record["messages"] if m["role"] == "assistant"]
     assert [(turn["reward"], turn["mc_return"]) for turn in turns] == [(0.5, 1.5), (1.25, 1.0)]
     assert record["outcome"] == 1.75
     for fields, outcome in (({"reward": 2}, 2), ({"extra": {"outcome": 1}}, 1), ({"total_reward": 0.5}, 0.5)):
-        (record,) = atif.parse_atif({**document, "total_reward": None, **fields}, "f:1", NoOptions())
+        (record,) = atif.parse_atif({**document, "total_reward": None, **fields}, "f:1", SessionOptions())
         assert record["outcome"] == outcome
     with pytest.raises(RecordError, match="Steps count from 0: 1"):
-        list(atif.parse_atif({**document, "steps": [steps[0], steps[3]]}, "f:1", NoOptions()))
+        list(atif.parse_atif({**document, "steps": [steps[0], steps[3]]}, "f:1", SessionOptions()))
     with pytest.raises(RecordError, match="before any turn"):
         list(
             atif.parse_atif(
-                {**document, "steps": [step(1, "user", "q", reward=1), step(2, "agent", "a")]}, "f:1", NoOptions()
+                {**document, "steps": [step(1, "user", "q", reward=1), step(2, "agent", "a")]}, "f:1", SessionOptions()
             )
         )

@@ -85,6 +85,16 @@ def test_an_observation_is_the_text_that_the_model_read(name, tmp_path):
     assert record["messages"][-1] == {"role": "tool", "tool_call_id": "c", "content": wanted}
 
 
+def test_a_call_whose_arguments_are_no_json_is_kept_with_its_error(tmp_path):
+    """OpenHands writes such a call with `action` null, and then the error."""
+    call = {"id": "c", "name": "terminal", "arguments": '{"command": "ls'}
+    error = observed("AgentErrorEvent", error="Bad arguments.")
+    (record,), left = read([said("user", "Fix."), acted(tool_call=call, action=None), error], tmp_path)
+    assert record["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"input": '{"command": "ls'}
+    assert record["messages"][2]["content"] == "Bad arguments."
+    assert left == {"arguments that are not a JSON object, read as text": 1}
+
+
 def test_context_of_a_prompt_and_of_a_message_is_read(tmp_path):
     events = [system(dynamic_context=text(" In acme.")), said("user", "Fix.", extended_content=[text(" Use make.")]),
               said("assistant", "Fixed.")]  # fmt: skip

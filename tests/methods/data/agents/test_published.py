@@ -51,6 +51,18 @@ def test_tau2_bench_has_outcomes_thoughts_and_the_agents_own_turns(tmp_path):
     assert json.loads(record["problem"]) == {"reason_for_call": "return"}
 
 
+def test_tau2_bench_reads_thoughts_of_every_place_and_skips_simulations_without_a_turn(tmp_path):
+    thought, asked = {"reasoning_content": "Hm."}, SIMULATION["messages"][1]
+    for more in (thought, {"raw_data": {"message": thought}}, {"raw_data": {"choices": [{"message": thought}]}}):
+        said = {"role": "assistant", "content": "Done.", **more}
+        (record,), left, _ = read("tau2_bench", [{**SIMULATION, "messages": [asked, said]}], tmp_path)
+        assert record["messages"][1]["reasoning_content"] == "Hm." and not left
+    failed = {**SIMULATION, "messages": [asked], "reward_info": {"reward": 0}}
+    results = {"tasks": [{"id": "10"}], "simulations": [failed, {**SIMULATION, "reward_info": {"reward": True}}]}
+    (record,), left, _ = read("tau2_bench", [results], tmp_path)
+    assert record["outcome"] == 1 and left["simulation without a turn of the agent"] == 1
+
+
 def failure(step, category="Invention of new information", number=1):
     return {"failure_id": number, "step_number": step, "failure_category": category, "failed_agent": "A",
             "step_reason": "r"}  # fmt: skip
@@ -119,6 +131,24 @@ def test_inspects_samples_are_read_with_their_score(tmp_path):
         assert "reasoning_content" not in record["messages"][1] and record["tools"][0]["function"]["name"] == "bash"
         assert record["messages"][1]["tool_calls"][0]["function"] == {"name": "bash", "arguments": {"cmd": "ls"}}
         assert (record["outcome"], record["answer"], record["rewards"]) == (1, "12", {"match": 1})
+
+
+def test_inspects_attachments_stand_in_thoughts_and_arguments_too(tmp_path):
+    thought = {"type": "reasoning", "reasoning": "attachment://h"}
+    call = {"id": "c", "function": "bash", "arguments": {"cmd": ["attachment://h"]}}
+    said = {"role": "assistant", "content": [thought], "tool_calls": [call]}
+    (record,), _, _ = read("inspect", [{**INSPECT, "messages": [INSPECT["messages"][0], said]}], tmp_path)
+    assert record["messages"][1]["reasoning_content"] == "A long question."
+    assert record["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"cmd": ["A long question."]}
+
+
+def test_inspects_older_names_are_read(tmp_path):
+    """Of 2024: one `score`, and a tool's error as text."""
+    failed = {"role": "tool", "tool_call_id": "c", "content": "", "tool_error": "Timed out."}
+    old = {**INSPECT, "scores": None, "score": {"value": "C"}, "target": ["12"],
+           "messages": [*INSPECT["messages"][:2], failed]}  # fmt: skip
+    (record,), _, _ = read("inspect", [old], tmp_path)
+    assert (record["outcome"], record["answer"], record["messages"][-1]["content"]) == (1, "12", "Error: Timed out.")
 
 
 @pytest.mark.parametrize(

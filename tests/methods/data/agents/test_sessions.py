@@ -141,6 +141,34 @@ CHAINS = {
         [*START, "a text", {"type": "new", "uuid": "z", "parentUuid": "a1"}, user("u2", "z", "Add."),
          agent("a2", "u2", "m2", {"type": "new"}, "Added.")], [[*FIXED, "user: Add.", "assistant: [new]Added."]]),
     "a session of the web": ([{"loglines": START}], [FIXED]),
+    "copies of old lines at the end": (
+        [*START, user("u2", "a1", "Add."), agent("a2", "u2", "m2", "Added."), *START],
+        [[*FIXED, "user: Add.", "assistant: Added."]]),
+    "a result that is written before its call": (
+        [CALL[0], result("r1", "a2", "t1"), *CALL[1:], agent("a3", "r1", "m2", "Done.")],
+        [[*LOOKED, "assistant: Done."]]),
+    "a queued command without a uuid": (
+        [*CALL, result("r1", "a2", "t1"), {"parentUuid": "r1", **{k: QUEUED[k] for k in ("type", "attachment")}},
+         agent("a3", "r1", "m2", "Then b.")], [[*LOOKED, "user: Only b!", "assistant: Then b."]]),
+    "blocks without a text": (
+        [START[0], agent("a1", "u1", "m1", {"type": "thinking", "signature": "E"}, {"type": "text", "text": None},
+                         "Fixed.")],
+        [FIXED]),
+    "a result that is one part": (
+        [*CALL, result("r1", "a2", "t1", {"type": "text", "text": "ok"}), agent("a3", "r1", "m2", "Done.")],
+        [[*LOOKED, "assistant: Done."]]),
+    "two compactions, the first of which keeps a message": (
+        [*START, boundary("cb", "a1", compactMetadata={"preservedMessages": {"uuids": ["a1"]}}), SUMMARY,
+         user("u2", "a1", "Add."), agent("a2", "u2", "m2", "Added."), boundary("cd", "a2"),
+         user("ct", "cd", "So far, 2.", isCompactSummary=True), user("u3", "ct", "Go on."),
+         agent("a3", "u3", "m3", "Done.")],
+        [FIXED, ["user: So far.", "assistant: Fixed.", "user: Add.", "assistant: Added."],
+         ["user: So far, 2.", "user: Go on.", "assistant: Done."]]),
+    "a rewind across the second of two compactions": (
+        [*START, boundary("cb", "a1"), SUMMARY, user("u2", "cs", "Add."), agent("a2", "u2", "m2", "Added."),
+         boundary("cd", "a2"), user("ct", "cd", "So far, 2.", isCompactSummary=True),
+         agent("x", "ct", "m0", "Dropped."), user("u3", "a2", "Go on."), agent("a3", "u3", "m3", "Done.")],
+        [FIXED, ["user: So far.", "user: Add.", "assistant: Added.", "user: Go on.", "assistant: Done."]]),
 }  # fmt: skip
 
 
@@ -164,6 +192,14 @@ def test_lines_that_are_no_message_are_counted_by_name_in_the_report(tmp_path):
     assert "left out: image in a message" in printed.getvalue()
     with pytest.raises(RecordError, match="'image' of the user"):
         read("claude_code", lines, tmp_path, images="error")
+
+
+def test_commands_that_were_queued_on_an_undone_branch_are_counted(tmp_path):
+    lines = [*CALL, result("r1", "a2", "t1"), {**QUEUED, "parentUuid": "r1"}, agent("x", "q", "m2", "Then b."),
+             user("u2", "r1", "No."), agent("a3", "u2", "m3", "Well.")]  # fmt: skip
+    (record,), left = read("claude_code", lines, tmp_path)
+    assert told(record) == [*LOOKED, "user: No.", "assistant: Well."]
+    assert left == {"message off the live chain, e.g. undone by the user": 2}
 
 
 def test_a_long_session_is_read_in_linear_time(tmp_path):
@@ -245,6 +281,17 @@ ROLLOUTS = {
          item("custom_tool_call_output", call_id="c", output=[PICTURE]),
          item("message", role="user", content=[PICTURE])],
         [[*OPENED[:3], "assistant: Fixed.[exec]", "tool: [image]", "user: [image]"]]),
+    "arguments that the model did not end": (
+        [*OPEN, item("function_call", name="f", call_id="c", arguments='{"a": '),
+         item("function_call_output", call_id="c", output="No JSON."), *MORE],
+        [[*OPENED[:3], "assistant: Fixed.[f]", "tool: No JSON.", *MORE_TOLD]]),
+    "items of null": ([*OPEN, {"type": "response_item", "payload": None}, event("thread_rolled_back"), *MORE],
+                      [OPENED + MORE_TOLD]),
+    "the output of an older codex exec": (
+        [{"type": "item.completed", "item": {"item_type": "command_execution", "command": "ls",
+                                             "aggregated_output": "a"}},
+         {"type": "item.completed", "item": {"item_type": "assistant_message", "text": "Done."}}],
+        [["assistant: [shell]", "tool: a", "assistant: Done."]]),
     "the output of codex exec": (
         [{"type": "thread.started"},
          {"type": "item.completed", "item": {"id": "i0", "type": "reasoning", "text": "Hm."}},
@@ -269,6 +316,13 @@ def test_skipped_lines_of_a_rollout_are_counted(tmp_path):
         "line without a type": 1, "item of type 'new_kind'": 1}  # fmt: skip
 
 
+def test_arguments_that_are_no_json_are_kept_as_text(tmp_path):
+    (record,), left = read("codex", ROLLOUTS["arguments that the model did not end"][0], tmp_path)
+    (call,) = [call for message in record["messages"] for call in message.get("tool_calls") or ()]
+    assert call["function"]["arguments"] == {"input": '{"a": '}
+    assert left == {"arguments that are not a JSON object, read as text": 1}
+
+
 def test_an_encrypted_thought_leaves_its_summary(tmp_path):
     sealed = [{"type": "encrypted_content", "encrypted_content": "gAAA"}]
     told = {"type": "summary_text", "text": "Short."}
@@ -291,3 +345,22 @@ def test_images_of_logs_are_refused_or_counted(name, image, tmp_path):
     (text,) = [m["content"] for m in record["messages"] if m["role"] == "user"]
     assert left == {"image in a message": 1}
     assert text in ("See [image]", [content[0], {"type": "text", "text": "[image]"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "log"),
+    [("atif", {"schema_version": "ATIF-v1.7", "agent": {"name": "n", "version": "1"}, "steps": [
+        {"step_id": 1, "source": "user", "message": [{"type": "text", "text": "See "}, IMAGE]},
+        {"step_id": 2, "source": "agent", "message": "A cat."}]}),
+     ("swe_agent", {"history": [{"role": "user", "content": [{"type": "text", "text": "See "}, IMAGE]},
+                                {"role": "assistant", "content": "A cat."}]}),
+     ("mini_swe_agent", {"messages": [{"role": "user", "content": [{"type": "text", "text": "See "}, IMAGE]},
+                                      {"role": "assistant", "content": "A cat."}], "outcome": 1})],
+)  # fmt: skip
+def test_images_of_documents_get_a_placeholder(name, log, tmp_path):
+    (record,), left = read(name, [log], tmp_path)
+    text = record["messages"][0]["content"]
+    text = text if isinstance(text, str) else "".join(part["text"] for part in text)
+    assert (text, left) == ("See [image]", {"image in a message": 1})
+    with pytest.raises(RecordError, match="'image'"):
+        read(name, [log], tmp_path, images="error")
