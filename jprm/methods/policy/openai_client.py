@@ -418,10 +418,11 @@ _SHORTEST_CONTEXT = 256
 """No server has a shorter context than this, in tokens."""
 
 _ENDS: dict[str | None, Literal["stop", "end", "step", "length"]] = {
-    "stop": "stop", "complete": "stop", "finished": "stop", None: "stop",  # llama.cpp, Gemini, Cohere, Ollama
-    "eos": "end", "eos_token": "end", "end_turn": "end", "end_of_turn": "end",  # Together, TGI, Anthropic
+    "stop": "stop", "complete": "stop", "finished": "stop", None: "stop", "": "stop",  # llama.cpp, Cohere, Ollama
+    "eos": "end", "eos_token": "end", "end_turn": "end", "end_of_turn": "end", "endoftext": "end",  # Together, TGI
     "stop_sequence": "step", "stop_str": "step",
     "length": "length", "max_tokens": "length", "max_length": "length", "max_output_tokens": "length",
+    "model_length": "length", "model_context_window_exceeded": "length",  # Mistral, Anthropic
 }  # fmt: skip
 """A lower-case `finish_reason`'s meaning: the text ended by itself (`end`), at the delimiter (`step`), or either
 (`stop`). Other reasons, e.g. content_filter, mean an incomplete text."""
@@ -563,7 +564,7 @@ def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> 
     if tokens is None or not 0 <= tokens < 2**31:
         raise ValueError("the reply has no usage.completion_tokens, so its tokens cannot be counted")
 
-    cut = end == "length" or (named is None and tokens >= config.max_tokens)
+    cut = end == "length" or (not named and tokens >= config.max_tokens)
     finish: Literal["stop", "step", "length"] = "length" if cut else "stop"
     steps = tuple(step.strip("\r\n") for step in text.split(config.delimiter) if step.strip())
     if until == "step" and finish == "stop":

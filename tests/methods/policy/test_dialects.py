@@ -71,6 +71,8 @@ ENDS = {
     "stop": ("step", "stop"), "STOP": ("step", "stop"), None: ("step", "stop"), "COMPLETE": ("step", "stop"),
     "eos": ("stop", "stop"), "eos_token": ("stop", "stop"), "end_turn": ("stop", "stop"),
     "stop_sequence": ("step", "stop"), "length": ("length", "length"), "max_tokens": ("length", "length"),
+    "": ("step", "stop"), "endoftext": ("stop", "stop"), "model_length": ("length", "length"),
+    "model_context_window_exceeded": ("length", "length"),
     "MAX_TOKENS": ("length", "length"), "content_filter": ("error", "error"), "tool_calls": ("error", "error"),
     "SAFETY": ("error", "error"), "error": ("error", "error"), 5: ("error", "error"),
 }  # fmt: skip
@@ -86,8 +88,9 @@ def test_a_servers_word_for_an_end_is_read(serve, endpoint, word):
 
 
 def test_a_text_without_a_word_for_its_end_is_cut_if_it_has_all_tokens(serve):
-    server = serve(lambda number, body: answer("one", finish=None))
-    assert [draw(server, endpoint="chat", max_tokens=most).finish_reason for most in (3, 4)] == ["length", "stop"]
+    for word in (None, ""):
+        server = serve(lambda number, body, word=word: answer("one", finish=word))
+        assert [draw(server, endpoint="chat", max_tokens=most).finish_reason for most in (3, 4)] == ["length", "stop"]
 
 
 # ---- Texts in parts, and thoughts.
