@@ -5,7 +5,7 @@ policies: seven tenths train the ranker, one tenth chooses its regularisation, t
 in the evidence is chosen on policies left out of the training (`choose_vote`).
 
 A verifier must not be worse than its sources. On held-out problems, `choose_verifier` compares it with every number
-that can choose alone (e.g. a PRM's product, or the answer's share), and takes such a number if it is enough.
+that can choose alone (e.g. a PRM's product, or the answer's share); a PRM's product stays unless it is as good.
 """
 
 from __future__ import annotations
@@ -31,13 +31,11 @@ from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.ranker import (
     Chains,
-    Loss,
     Ranker,
     auroc_in_problems,
     best_correct,
-    by_answers,
-    by_pairs,
     calibrated,
+    fit_near,
     fit_ranker,
     joined,
     mixed_problems,
@@ -120,9 +118,8 @@ def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Sourc
 def fit_calibrated(
     policies: Sequence[PolicyPools],
     keep: Callable[[str], bool] = lambda problem: True,
-    loss_of: Callable[[Chains], Loss] = by_pairs,
 ) -> Ranker:
-    """Fits a ranker by a loss (`by_pairs` or `by_answers`) to the problems that satisfy `keep`.
+    """Fits a ranker (`by_pairs`) to the problems that satisfy `keep`.
 
     Seven tenths of the problems train the weights, one chooses the regularisation, and two calibrate the scores.
 
@@ -140,7 +137,7 @@ def fit_calibrated(
             raise ValueError(f"too few problems: {none}. Give more pools, fifty problems at the least")
         return chains
 
-    ranker = fit_ranker(part(range(7), "train the ranker"), part([7], "choose its regularisation"), loss_of)
+    ranker = fit_ranker(part(range(7), "train the ranker"), part([7], "choose its regularisation"))
     return calibrated(ranker, part([8, 9], "calibrate it"))
 
 
@@ -225,6 +222,7 @@ def choose_vote(
 HELD_OUT = 5
 ALONE = {"sum_log", "lowest", "mean", "last", "answer_share"}
 """Numbers that can choose alone: a model's rules prod, min, mean and last, and the majority."""
+PRODUCT = ".sum_log"
 Verifier = tuple[Ranker, Vote, str]
 """(ranker, vote, "chains" or "answers")."""
 
@@ -235,30 +233,34 @@ def candidates(
     names: Sequence[str],
     keep: Callable[[str], bool] = lambda problem: True,
 ) -> dict[str, Verifier]:
-    """Returns the verifiers to choose from, by name: "fused", and each number that can choose alone.
+    """Returns the verifiers to choose from, by name: "fused", and each number that can choose alone, in both uses.
 
     `names` are the evidence's features; problems must satisfy `keep`. If the features include a model's scores, the
-    fused verifier is trained to vote and chooses answers. With text alone it ranks chains, which transfers better to
-    other policies, and votes as cautiously as `vote`.
+    fused verifier is trained to vote near the model's product, and chooses answers. With text alone it ranks chains,
+    which transfers better to other policies, and votes as cautiously as `vote`.
 
     Raises ValueError like `fit_calibrated`.
     """
-    if votes(names):
-        ranker = fit_calibrated(policies, keep, by_answers)
-        verifiers: dict[str, Verifier] = {"fused": (ranker, Vote(1 / ranker.slope, 0.0, 0.0), "answers")}
-    else:
-        verifiers = {"fused": (fit_calibrated(policies, keep), vote, "chains")}
     chains = joined([policy.chains_where(keep) for policy in policies])
-    blank = Ranker.standardising(chains.x_MF)
+    blank, verifiers = Ranker.standardising(chains.x_MF), {}
+    if votes(names):
+        product_F = np.array([float(name.endswith(PRODUCT)) for name in names])
+        kept = (problem for policy in policies for problem in policy.problems if keep(problem))
+        fifth_M = np.array([bucket(f"fifth {problem}", HELD_OUT) for problem in kept])[chains.problem_M]
+        ranker = fit_near(chains, fifth_M, product_F)
+        verifiers["fused"] = ranker, Vote(1 / ranker.slope, 0.0, 0.0), "answers"
+    else:
+        verifiers["fused"] = fit_calibrated(policies, keep), vote, "chains"
     for number, name in enumerate(names):
         if name.rpartition(".")[2] in ALONE:
-            verifiers[name] = (calibrated(blank.of_one(number), chains), Vote(1.0, 0.0, 0.0), "chains")
+            alone = calibrated(blank.of_one(number), chains), Vote(1.0, 0.0, 0.0)
+            verifiers |= {name: (*alone, "chains"), f"{name} vote": (*alone, "answers")}
     return verifiers
 
 
 def votes(names: Sequence[str]) -> bool:
     """Returns whether a model's scores are among the numbers; the verifier is then trained to vote."""
-    return any(name.endswith(".sum_log") for name in names)
+    return any(name.endswith(PRODUCT) for name in names)
 
 
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
@@ -274,12 +276,13 @@ def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
 def choose_verifier(
     policies: Sequence[PolicyPools], vote: Vote, names: Sequence[str]
 ) -> tuple[str, dict[str, list[float]]]:
-    """Returns the best candidate's name, and each candidate's held-out accuracy by best of n and by vote.
+    """Returns the name of the candidate to take, and each candidate's held-out accuracy by best of n and by vote.
 
-    A fifth of the problems is held out at a time, and policies weigh the same. A single number, in the better of its
-    two uses, replaces the fused verifier if it beats that verifier's worse use by a standard error; the margin is there
-    because the best of several numbers looks better than it is. If there are too few problems to hold out any, the
-    fused verifier is taken unchecked.
+    A fifth of the problems is held out at a time, and policies weigh the same. With a model, its product (of several
+    models the best) is taken, unless the fused verifier is as good by best of n. With text alone, the fused verifier
+    is taken, judged by the worse of its two uses. Any other number must be ahead by a standard error, because the best
+    of several numbers looks better than it is. If there are too few problems to hold out any, the fused verifier is
+    taken unchecked.
     """
 
     def fold_of(problem: str) -> int:
@@ -302,11 +305,16 @@ def choose_verifier(
     weight_P = np.concatenate(weights)
     right_2P = {name: np.concatenate(of_folds, axis=1) for name, of_folds in right.items()}
     accuracy = {name: (of_both @ weight_P).tolist() for name, of_both in right_2P.items()}
-    best = max(accuracy, key=lambda name: max(accuracy[name]))
-    ahead_P = right_2P[best][int(np.argmax(accuracy[best]))] - right_2P["fused"][int(np.argmin(accuracy["fused"]))]
-    mean = weight_P @ ahead_P
-    error = np.sqrt(weight_P**2 @ (ahead_P - mean) ** 2)
-    return (best if mean > error else "fused"), accuracy
+    products = [name for name in accuracy if name.endswith(PRODUCT)]
+    first = max(products, key=lambda name: accuracy[name][0]) if products else "fused"
+    use = 0 if products else int(np.argmin(accuracy[first]))
+
+    def ahead(name: str) -> bool:
+        ahead_P = right_2P[name][use] - right_2P[first][use]
+        mean = weight_P @ ahead_P
+        return mean > (-1e-9 if name == "fused" else np.sqrt(weight_P**2 @ (ahead_P - mean) ** 2))
+
+    return max(filter(ahead, accuracy), key=lambda name: accuracy[name][use], default=first), accuracy
 
 
 def fit(

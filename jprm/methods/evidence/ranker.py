@@ -172,11 +172,11 @@ class Ranker:
         return dataclasses.replace(self, weight_F=np.eye(len(self.mean_F))[number])
 
 
-def fit_ranker(train: Chains, valid: Chains, loss_of: Callable[[Chains], Loss] = by_pairs) -> Ranker:
-    """Minimises the loss on the training problems; validation problems choose the regularisation."""
+def fit_ranker(train: Chains, valid: Chains) -> Ranker:
+    """Minimises the loss by pairs on the training problems; validation problems choose the regularisation."""
     blank = Ranker.standardising(train.x_MF)
-    x_MF, loss = blank.standard(train.x_MF), loss_of(train)
-    valid_x_MF, valid_loss = blank.standard(valid.x_MF), loss_of(valid)
+    x_MF, loss = blank.standard(train.x_MF), by_pairs(train)
+    valid_x_MF, valid_loss = blank.standard(valid.x_MF), by_pairs(valid)
     best, least, weight_F = blank, np.inf, blank.weight_F
     for strength in sorted(STRENGTHS, reverse=True):  # from the stiffest on, each starts where the last one ended
         weight_F = scipy.optimize.minimize(loss, weight_F, (x_MF, strength), method="L-BFGS-B", jac=True).x
@@ -186,12 +186,60 @@ def fit_ranker(train: Chains, valid: Chains, loss_of: Callable[[Chains], Loss] =
     return best
 
 
-def calibrated(ranker: Ranker, chains: Chains, floor: float = 1e-3) -> Ranker:
+def fit_near(chains: Chains, part_M: Int[np.ndarray, " M"], few_F: Float[np.ndarray, " F"]) -> Ranker:
+    """Fits a vote (`answer_loss`) near the best vote by the few numbers that are marked 1 in `few_F`.
+
+    The penalty is on the distance from that vote's weights, so other numbers count only as far as they help. Each part
+    of the chains is held out in turn, to choose the strength of the penalty, and to calibrate.
+
+    Raises ValueError if a part has no pool with both a correct and an incorrect chain.
+    """
+    parts = [part_M == part for part in np.unique(part_M)]
+    if not all(mixed_problems(chains.where(held_M)) for held_M in parts):
+        raise ValueError("too few problems: a part of them has no correct or no incorrect chain. Give more pools")
+
+    strengths = (1e3, *sorted(STRENGTHS, reverse=True))
+
+    def fitted(chains: Chains) -> list[Ranker]:
+        """Returns a ranker for each strength."""
+        blank, loss = Ranker.standardising(chains.x_MF), by_answers(chains)
+        x_MF = blank.standard(chains.x_MF)
+
+        def of_few(w_F: np.ndarray) -> tuple[float, np.ndarray]:
+            value, slope_F = loss(w_F * few_F, x_MF, 1e-4)
+            return value, slope_F * few_F
+
+        def from_few(d_F: np.ndarray, strength: float) -> tuple[float, np.ndarray]:
+            value, slope_F = loss(few_weight_F + d_F, x_MF, 0.0)
+            return value + strength / 2 * float(d_F @ d_F), slope_F + strength * d_F
+
+        few_weight_F = few_F * scipy.optimize.minimize(of_few, few_F, method="L-BFGS-B", jac=True).x
+        d_F, rankers = np.zeros(len(few_F)), []
+        for strength in strengths:
+            d_F = scipy.optimize.minimize(from_few, d_F, (strength,), method="L-BFGS-B", jac=True).x
+            rankers.append(dataclasses.replace(blank, weight_F=few_weight_F + d_F, strength=strength))
+        return rankers
+
+    loss_S, score_SM = np.zeros(len(strengths)), np.zeros((len(strengths), len(part_M)))
+    for held_M in parts:
+        held = chains.where(held_M)
+        held_loss = by_answers(held)
+        for s, ranker in enumerate(fitted(chains.where(~held_M))):
+            loss_S[s] += held_loss(ranker.weight_F, ranker.standard(held.x_MF), 0.0)[0]
+            score_SM[s, held_M] = ranker.score(held.x_MF)
+    best = int(np.argmin(loss_S))
+    return calibrated(fitted(chains)[best], chains, score_M=score_SM[best])
+
+
+def calibrated(
+    ranker: Ranker, chains: Chains, floor: float = 1e-3, score_M: Float[np.ndarray, " M"] | None = None
+) -> Ranker:
     """Fits slope and intercept by a logistic regression on chains outside the training.
 
-    Policies weigh the same. The slope is kept above `floor`, so that probabilities never reverse the ranking.
+    Policies weigh the same. The slope is kept above `floor`, so that probabilities never reverse the ranking. `score_M`
+    replaces the ranker's own scores of the chains, if it was trained on them.
     """
-    score_M = ranker.score(chains.x_MF)
+    score_M = ranker.score(chains.x_MF) if score_M is None else score_M
     size_L = np.bincount(chains.policy_M)
     weight_M = 1 / size_L[chains.policy_M] / np.count_nonzero(size_L)
 

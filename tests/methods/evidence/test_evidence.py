@@ -38,6 +38,7 @@ from jprm.methods.evidence.ranker import (
     answer_shares,
     best_correct,
     calibrated,
+    fit_near,
     fit_ranker,
     pair_loss,
     pairs_of,
@@ -299,6 +300,23 @@ def test_a_source_that_is_enough_by_itself_takes_the_place_of_a_worse_verifier()
         patch.setattr(fit_module, "candidates", misled)
         chosen, held_out = choose_verifier(policies, Vote(), names)
     assert chosen == "stored.sum_log" and held_out["stored.sum_log"][0] > 0.95 > 0.7 > held_out["fused"][0]
+
+
+def test_a_vote_stays_near_a_few_numbers_unless_others_help():
+    rng = np.random.default_rng(0)
+    problem_M, few_F = np.repeat(np.arange(200), 6), np.array([0.0, 1.0, 0.0])
+    x_MF, class_M = rng.normal(size=(1200, 3)), np.arange(1200)
+    for other in (0.0, 1.5):
+        odds_M = x_MF @ np.array([0.0, 1.5, other])
+        correct_M = (rng.random(1200) < 1 / (1 + np.exp(-odds_M))).astype(float)
+        chains = Chains(x_MF, correct_M, problem_M, 0 * problem_M, class_M)
+        ranker = fit_near(chains, problem_M % 5, few_F)
+        share_F = np.abs(ranker.weight_F / ranker.weight_F[1])
+        assert share_F[0] < 0.15 and (share_F[2] > 0.7 if other else share_F[2] < 0.15), (ranker.strength, share_F)
+        assert np.corrcoef(ranker.log_odds(x_MF), odds_M)[0, 1] > 0.97
+        assert 0.7 < np.polyfit(odds_M, ranker.log_odds(x_MF), 1)[0] < 1.3  # calibrated
+    solved = chains._replace(correct_M=np.maximum(chains.correct_M, problem_M % 5 == 0))  # a part cannot tell
+    refused(ValueError, "too few problems", fit_near, solved, problem_M % 5, few_F)
 
 
 def test_the_ranker_finds_the_direction_and_the_calibration_its_probabilities():
