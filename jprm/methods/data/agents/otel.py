@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from jprm.io.jsonl import RecordError, list_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
 from jprm.methods.data.agents.logs import kept, messages_of_blocks, trajectory_of
-from jprm.methods.data.agents.parts import Leftovers, LogOptions
+from jprm.methods.data.agents.parts import Leftovers, LogOptions, is_content
 from jprm.methods.data.reader import LeftOut, Reader, Record
-from jprm.methods.messages.messages import THOUGHTS, call_of, decoded
+from jprm.methods.messages.messages import THOUGHTS, call_of, decoded, thoughts_of_blocks
 
 
 class Convention(NamedTuple):
@@ -403,7 +403,14 @@ def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | N
             raise RecordError(where, f"{place}.content", f"is {type_name(text)}, not text", "Write a string.")
         return {"type": "text", "text": text}
     if kind in ("reasoning", "thinking", "redacted_thinking") or kind.endswith("ReasoningContent"):
-        return {"type": "thinking" if isinstance(text, str) else "redacted_thinking", "thinking": text}
+        sealed = kind == "redacted_thinking" or part.get("redacted") or not isinstance(text, str)
+        block = {
+            "type": "redacted_thinking" if sealed else "thinking",
+            "thinking": text,
+            "summary": part.get("summary"),
+        }
+        thought = thoughts_of_blocks([block], where, place)
+        return {"type": "thinking" if thought else "redacted_thinking", "thinking": thought}
     if kind in ("tool_call", "tool-call", "tool_use", "function_call", "server_tool_call"):
         inner = part.get(kind) if isinstance(part.get(kind), Mapping) else part
         arguments = next((inner[key] for key in ("arguments", "args", "input") if inner.get(key) is not None), None)
@@ -416,8 +423,8 @@ def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | N
         )
         if isinstance(answer, Mapping) and set(answer) == {"type", "value"}:  # Vercel's
             answer = answer["value"]
-        text = answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
-        return {"type": "tool_result", "tool_use_id": call_id, "content": text}
+        content = answer if isinstance(answer, str) or is_content(answer) else json.dumps(answer, ensure_ascii=False)
+        return {"type": "tool_result", "tool_use_id": call_id, "content": content}
     return None
 
 
@@ -448,7 +455,7 @@ def _of_parts(role: str, parts: Sequence[Any], where: str, place: str, left: Lef
     answers = any(block["type"] == "tool_result" for block in blocks)
     if role == "tool" and not answers:
         return [{"role": "tool", "content": "".join(str(block.get("text", "")) for block in blocks)}]
-    return messages_of_blocks("user" if role == "tool" else role, blocks, where, place)
+    return messages_of_blocks("user" if role == "tool" else role, blocks, where, place, left)
 
 
 def _tools(value: Any, where: str) -> Record:

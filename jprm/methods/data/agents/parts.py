@@ -95,3 +95,10 @@ class Leftovers:
 
 def _is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in (*TEXTS, *PARTS_OF_THOUGHT)
+
+
+def is_content(value: Any) -> bool:
+    """Whether a value is a list of text parts and parts with a placeholder, not data."""
+    parts = value if isinstance(value, list) else []
+    known = (*TEXTS, *_PLACEHOLDERS)
+    return bool(parts) and all(isinstance(part, Mapping) and str(part.get("type")) in known for part in parts)

@@ -154,17 +154,22 @@ def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Re
         messages = [_turn(message, where, f"messages[{i}].") for i, message in enumerate(run)]
         record = {"messages": messages, "outcome": 0}
     messages, failures = record["messages"], []
-    root = str(take(item, "root_cause.failure_id", (str, int), where))
+    cause = held if isinstance(held := item.get("root_cause"), Mapping) else {}
+    root = cause.get("failure_id")
     for j, failure in enumerate(take(item, "failures", list, where)):
         within = f"failures[{j}]."
-        step = take(failure, "step_number", int, where, within)
+        step = take(failure, "step_number", (int, str), where, within)
+        step = int(step) if re.fullmatch("[0-9]{1,9}", str(step)) else 0
         if not 1 <= step <= len(messages):
-            reason = f"is {step}, and the run has {len(messages)} messages"
+            reason = f"is {failure['step_number']!r}, and the run has {len(messages)} messages"
             raise RecordError(where, within + "step_number", reason, "Is this the file of these runs?")
         category = take(failure, "failure_category", str, where, within).lower()
         category = re.sub(r"[^a-z0-9]+", "_", category).strip("_")
         about = {"message": step - 1, "category": category, "agent": failure.get("failed_agent")}
-        about |= {"reason": failure.get("step_reason"), "root_cause": str(failure.get("failure_id")) == root}
+        about |= {
+            "reason": failure.get("step_reason"),
+            "root_cause": root is not None and str(failure.get("failure_id")) == str(root),
+        }
         failures.append(about)
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     categories: dict[int, list[str]] = {}

@@ -151,12 +151,27 @@ def test_tools_of_every_convention_are_schemas():
 @pytest.mark.parametrize(
     ("part", "thought"),
     [({"type": "reasoning", "content": "Hm."}, "Hm."), ({"type": "thinking", "content": "Hm."}, "Hm."),
+     ({"type": "reasoning", "content": "Hm.", "summary": "H."}, "Hm."),
+     ({"type": "reasoning", "content": "", "summary": "H."}, "H."),
+     ({"type": "reasoning", "content": "EqQB", "redacted": True}, None),
+     ({"type": "reasoning", "content": "EqQB", "redacted": True, "summary": [{"text": "H."}]}, "H."),
+     ({"type": "redacted_thinking", "content": "EqQB", "data": "EqQB"}, None),
      ({"type": "Microsoft.Extensions.AI.TextReasoningContent", "content": {"protectedData": "E"}}, None)],
 )  # fmt: skip
 def test_thoughts_are_parts_of_several_types(part, thought):
     parts = [part, {"type": "text", "content": "12."}]
     (record,), _ = read({"attributes": {"gen_ai.output.messages": [{"role": "assistant", "parts": parts}]}})
     assert record["messages"][-1].get("reasoning_content") == thought
+
+
+def test_an_image_in_a_tools_answer_has_a_placeholder():
+    answer = [{"type": "text", "text": "See "}, {"type": "image", "source": {"data": "aGk="}}]
+    parts = [*PARTS[:2], {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": answer}]}]
+    item = {"attributes": {"gen_ai.input.messages": parts, "gen_ai.output.messages": [ANSWER]}}
+    (record,), left = read(item, images="drop")
+    assert (record["messages"][2]["content"], left) == ("See [image]", {"image in a message": 1})
+    with pytest.raises(RecordError, match="'image', not text"):
+        read(item)
 
 
 def test_a_trace_of_any_agent_is_one_trajectory():

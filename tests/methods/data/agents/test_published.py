@@ -85,7 +85,10 @@ def test_agentrx_labels_every_failure_and_names_the_root_cause(tmp_path):
     ]
     assert record["root_cause"] == 3 and [f["root_cause"] for f in record["failures"]] == [False, False, True]
     assert record["messages"][2]["content"] == "[B]\nb" and len(dropped) == 1
-    for step in (0, 5):
+    loose = {"trajectory_id": "r-1", "failures": [{"step_number": "2", "failure_category": "X"}], "root_cause": None}
+    (record,), _, _ = read("agentrx", [loose], tmp_path, runs=str(tmp_path / "runs"))
+    assert record["classes"] == [["x"], [], []] and record["root_cause"] is None
+    for step in (0, 5, "last"):
         with pytest.raises(RecordError, match="step_number"):
             read("agentrx", [{**marked, "failures": [failure(step)]}], tmp_path, runs=str(tmp_path / "runs"))
     with pytest.raises(RecordError, match="no file and no folder"):
