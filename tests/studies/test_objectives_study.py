@@ -15,6 +15,7 @@ from experiments.objectives import frozen as _frozen  # noqa: F401  (with it, wh
 from experiments.objectives import run as _run  # noqa: F401
 from experiments.objectives import table as _table  # noqa: F401
 from experiments.quickstart import task
+from jprm.checkpoints import base as bases
 from jprm.io.jsonl import write_records
 from jprm.methods.implicit import LogRatio
 from jprm.methods.label.jobs import load_reference
@@ -84,6 +85,7 @@ def frozen_world(folder, monkeypatch, groups):
     model = dataclasses.replace(MODEL, layer_groups=groups)
     training.train(dataclasses.replace(base, model=model), shared / "base")
     monkeypatch.setattr(study.states, "smollm2", lambda: str(shared / "base"))
+    monkeypatch.setattr(bases, "check_language_model", bases._opened)  # the tiny base is a PRM
     for module, name, size in (
         (study.states, "TOKENS", 512), (study.states, "SLOTS", 64), (study.states, "CHUNK", 4),
         (study.heads, "SLOTS", 64), (study.heads, "TOKEN_SLOTS", 512), (study.heads, "DEPTH", groups[0]),

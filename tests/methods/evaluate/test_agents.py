@@ -272,7 +272,7 @@ def test_a_prompt_in_the_place_of_another_takes_away_what_followed(tmp_path):
 def test_a_compacted_context_begins_a_trajectory_of_its_own(name, events, compacted, tmp_path):
     last = events[-1]
     if name == "claude_code":
-        last = {**last, "message": {**last["message"], "id": "m3"}}
+        last = {**last, "uuid": "u3", "message": {**last["message"], "id": "m3"}}
     first, second = read_file_of(name, [*events, compacted, last], tmp_path / "s.jsonl")
     told = [m["content"] for m in second["messages"] if m["role"] != "system"]  # a request of Codex repeats its prompt
     assert told == ["So far: listed.", "There is a.py."]

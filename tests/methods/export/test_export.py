@@ -318,7 +318,7 @@ def test_a_language_model_is_written_from_its_file(smollm2_gguf, tmp_path, monke
     assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     prm = export(untrained(tmp_path / "run"), tmp_path / "prm")
     for source, options in ((prm, {}), (folder, {"format": "qwen2-prm"})):
-        refused(ValueError, "no language model|was not trained here", export, source, tmp_path / "no", **options)
+        refused(ValueError, "reward model|was not trained here", export, source, tmp_path / "no", **options)
 
 
 def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):
