@@ -1,7 +1,7 @@
 """Reading foreign text takes time in proportion to its length: time(4n) is at most 6 time(n) in the worst cases.
 
 A case is a parser or validator and a generator of its worst input. Sizes are chosen so that a run takes milliseconds;
-CPU time is compared, so that a busy machine does not matter. A case that fails is measured once more.
+CPU time is compared, so that a busy machine does not matter. A case that fails is measured up to three times more.
 """
 
 import asyncio
@@ -96,10 +96,12 @@ def worst(call, make, least=64):
 
 
 def check(call, make):
-    ratio = worst(call, make)
-    if ratio > MOST:  # what grows with the square does so again
-        ratio = worst(call, make)
-    assert ratio <= MOST, f"4 times the input takes {ratio:.1f} times as long"
+    ratio = float("inf")
+    for _ in range(4):  # what grows with the square does so again; a neighbour that empties the caches does not
+        ratio = min(ratio, worst(call, make))
+        if ratio <= MOST:
+            return
+    raise AssertionError(f"4 times the input takes {ratio:.1f} times as long")
 
 
 # ---- Logs of agents, one case a reader at least.
