@@ -107,7 +107,10 @@ def records_of(shared: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
         for message in record["messages"]:
             if message["role"] == "assistant":
                 message["label"] = int(record["outcome"])
-    return sets
+    return {
+        name: [{**record, "problem": str(tree_of(record).problem)} for record in records]
+        for name, records in sets.items()
+    }
 
 
 def read(reader: str, path: pathlib.Path, **options: Any) -> Iterator[dict[str, Any]]:
@@ -260,7 +263,7 @@ def main(
     loaded = Base.load(base, LAYERS, "{problem}", "bfloat16")
     sets, read_of, scores = {}, {}, {}
     for name, records in records_of(shared).items():
-        sets[name] = [{**record, "problem": str(tree_of(record).problem)} for record in records[:limit]]
+        sets[name] = records[:limit]
         cuts = [cut(record, budget) for record in sets[name]]
         read_of[name] = readings(loaded, cuts, out / "readings" / f"{pathlib.Path(base).stem} {budget}" / name)
     for name, records in sets.items():

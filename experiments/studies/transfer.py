@@ -30,7 +30,7 @@ from jprm.methods.evaluate.multiple import discoveries, p_value
 from jprm.methods.evidence.fit import bucket
 from jprm.methods.layers.head_init import Steps, fitted_head
 from jprm.statistics import Draws, auroc, draws, interval
-from jprm.tree import ReasoningTree, tree_of
+from jprm.tree import ReasoningTree
 
 LAYERS = 10
 """Of 30: a probe finds ratings of steps best in layers 9 to 15."""
@@ -85,16 +85,14 @@ def domains(shared: pathlib.Path, out: pathlib.Path, limit: int) -> Iterator[tup
 
     yield from ((name, read(name, records, limit)) for name, records in chains(shared))
     runs = agents.records_of(shared)
-    yield "Who&When", read("who_and_when", cuts(runs["who_and_when"]), None)
-    whole = read("agentrx", cuts(runs["agentrx"]), None)
+    who_and_when, agentrx = (
+        read(name, [agents.cut(record, BUDGET) for record in runs[name]], None) for name in ("who_and_when", "agentrx")
+    )
+    yield "Who&When", who_and_when
     for part, wanted in (("tau-bench", True), ("Magentic-One", False)):
         tau_K = ["task_id" in record for record in runs["agentrx"]]
-        of_part = [chain for chain, tau in zip(zip(*whole, strict=True), tau_K, strict=True) if tau == wanted]
+        of_part = [chain for chain, tau in zip(zip(*agentrx, strict=True), tau_K, strict=True) if tau == wanted]
         yield part, Domain(*map(list, zip(*of_part, strict=True)))
-
-
-def cuts(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [agents.cut({**record, "problem": str(tree_of(record).problem)}, BUDGET) for record in records]
 
 
 def scored(train: Domain, test: Domain) -> list[np.ndarray]:

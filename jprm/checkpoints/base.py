@@ -106,9 +106,11 @@ def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
 
 def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32") -> dict:
     """Loads decoder and language head (omitted if tied to the embedding). Raises ValueError for a reward model."""
-    check_language_model(path)
-    params = {"decoder": load_decoder(path, config, dtype)}
-    return params if config.tied_embeddings else params | {"head": load_language_head(path, config)}
+    if config.tied_embeddings:
+        check_language_model(path)
+        return {"decoder": load_decoder(path, config, dtype)}
+    head = load_language_head(path, config)  # first: a reward model is refused before its decoder is read
+    return {"decoder": load_decoder(path, config, dtype), "head": head}
 
 
 def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:

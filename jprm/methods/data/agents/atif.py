@@ -34,10 +34,10 @@ def parse_atif(item: Any, where: str, options: SessionOptions) -> Iterator[Recor
     """Yields a document's trajectory, then its subagents' trajectories.
 
     The message of a step is its text; a system or user step without one has its results alone. Call results become
-    tool messages; results without a call, and results in system
-    or user steps, become user messages. A result that only refers to a subagent's trajectory is skipped. The outcome is
-    `extra.outcome` or `extra.reward` of the document, or else `total_reward` or `reward`. A turn keeps the `mc_return`
-    and `reward` of its step, plus the rewards of the environment steps after it (as google/tunix writes them).
+    tool messages; results without a call, and results in system or user steps, become user messages. A result that only
+    refers to a subagent's trajectory is skipped. The outcome is `extra.outcome` or `extra.reward` of the document, or
+    else `total_reward` or `reward`. A turn keeps the `mc_return` and `reward` of its step, plus the rewards of the
+    environment steps after it (as google/tunix writes them).
     `session_id`, `trajectory_id` and `agent` (name, version, model) are kept.
     """
     left = Leftovers(options)
