@@ -290,4 +290,7 @@ def with_last_label(record: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
