@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # What a start does is the next line of `plan`, or the last: a status; `wait` for SIGTERM; `reboot` or `preempt`, which
 # end this host's tpu/run.sh without a trace.
+trap 'echo saved; exit 143' TERM
 echo "$HOST_NAME ${JPRM_COMMIT:-} ${JPRM_BASE:-} $*" >> "$STUB/starts"
 does=$(sed -n "$(grep -c "^$HOST_NAME " "$STUB/starts")p" "$STUB/plan")
 does=${does:-$(tail -n 1 "$STUB/plan")}
-trap 'echo saved; exit 143' TERM
 case $does in
-  wait) for ((i = 0; i < 300; i++)); do sleep 0.1; done ;;
+  wait) for ((i = 0; i < 1200; i++)); do sleep 0.1; done ;;
   slow) sleep 1; exit 0 ;;
   reboot | preempt)
     [ "$does" = reboot ] || echo SUSPENDED > "$STUB/slice"
