@@ -34,8 +34,12 @@ def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptio
     names = (line.get(key) for _, line in reversed(lines) for key in ("sessionId", "session_id"))
     session = next(filter(None, names), None)
     parts = [_conversation(part, left) for part in _Tree(lines).parts(left)]
-    yield from trajectories(parts, {"session": session} if session else {}, where, left)
+    yield from trajectories(parts, {"session": session} if session else {}, where, left, _CONTEXT)
     yield from left
+
+
+_CONTEXT = ("Caveat: The messages below", "<local-command-", "<command-name>", "<system-reminder>", "<bash-")
+"""Prefixes of messages about commands of the program's own, e.g. /clear, and of a shell. They are no task."""
 
 
 def _session_lines(events: Sequence[Event], left: Leftovers) -> list[tuple[str, Line]]:

@@ -43,7 +43,7 @@ def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) ->
         else:
             inner = payload.get("type") if kind == "event_msg" else None
             left.skip(f"line of type {kind!r}" + (f", {inner}" if inner else "") if kind else "line without a type")
-    yield from trajectories(rollout.parts, rollout.about, where, left)
+    yield from trajectories(rollout.parts, rollout.about, where, left, _CONTEXT)
     yield from left
 
 

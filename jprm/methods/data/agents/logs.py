@@ -151,12 +151,16 @@ def trajectory_of(record: Record, where: str) -> Record:
     return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
 
 
-def trajectories(parts: Sequence[Conversation], about: Record, where: str, left: Leftovers) -> Iterator[Record]:
+def trajectories(
+    parts: Sequence[Conversation], about: Record, where: str, left: Leftovers, context: tuple[str, ...]
+) -> Iterator[Record]:
     """Yields a trajectory for each part with an agent turn. Raises RecordError if all parts lack one.
 
-    The problem is the first user message of the session.
+    The problem, which groups the runs of a task, is the session's first user message that begins with no prefix in
+    `context`: the program writes such messages in the user's name, e.g. about the folder and the shell.
     """
-    first = next((m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"]), None)
+    texts = [m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"].strip()]
+    first = next((text for text in texts if not text.lstrip().startswith(context)), texts[0] if texts else None)
     written = [part for part in parts if part.has_turn]
     if not written:
         skipped = ", ".join(part.what for part in left)
@@ -164,7 +168,7 @@ def trajectories(parts: Sequence[Conversation], about: Record, where: str, left:
         raise RecordError(where, "line", reason, "Is this file of the named program?")
     for i, part in enumerate(written):
         number = {"part": i} if len(written) > 1 else {}
-        problem = {"problem": first} if first and first.strip() else {}
+        problem = {"problem": first} if first else {}
         yield trajectory_of({**problem, **about, **number, "messages": part.messages}, where)
 
 

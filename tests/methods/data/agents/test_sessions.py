@@ -309,6 +309,22 @@ def test_a_rollout_is_the_history_that_the_model_read(name, tmp_path):
     assert [told(record) for record in records] == wanted
 
 
+@pytest.mark.parametrize("name", ["codex", "claude_code"])
+def test_the_problem_is_what_the_user_asked_first(name, tmp_path):
+    """Sessions in one folder begin with the same message about it, and are runs of different tasks."""
+    caveat = user("u0", None, "Caveat: The messages below were generated while running local commands.", isMeta=True)
+    cleared = user("u1", "u0", "<command-name>/clear</command-name>")
+    begin = {"codex": [META, CONTEXT], "claude_code": [caveat, cleared]}[name]
+    for asked in ("Fix.", "Add a test."):
+        new = {"codex": [said("user", asked), MORE[1]],
+               "claude_code": [user("u2", "u1", asked), agent("a1", "u2", "m1", "Done.")]}[name]  # fmt: skip
+        (record,), _ = read(name, [*begin, *new], tmp_path)
+        assert record["problem"] == asked
+    alone = {"codex": MORE[1], "claude_code": agent("a1", "u1", "m1", "Done.")}[name]
+    (record,), _ = read(name, [*begin, alone], tmp_path)
+    assert record["problem"] == next(m["content"] for m in record["messages"] if m["role"] == "user")
+
+
 def test_skipped_lines_of_a_rollout_are_counted(tmp_path):
     _, left = read("codex", ROLLOUTS["lines and items that are not the model's"][0], tmp_path)
     names = ("world_state", "inter_agent_communication_metadata")
