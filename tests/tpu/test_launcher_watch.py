@@ -98,7 +98,7 @@ def test_the_watch_ends_as_its_run_and_the_slice_is_deleted(cloud, name):
 
 
 def live(cloud):
-    """A run that waits for SIGTERM on both hosts, without a watch: the next one finds it, however slow this machine is."""
+    """A run that waits for SIGTERM on both hosts, without a watch, however slow the machine."""
     child = cloud.start("watch", "wait")
     until(lambda: len(lines(cloud, "starts")) == 2)
     child.terminate()
