@@ -159,7 +159,8 @@ def _prepare(
         if reader.drops:
             console.print(f"left out of every record: {reader.drops}", markup=False, highlight=False, soft_wrap=True)
         if report.kept == 0:
-            raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}")
+            left_out = "".join(f"; left out: {part}" for part in [*report.left_out][:3])
+            raise ValueError(f"no record is left of {report.read:,} items read: nothing was written to {out}{left_out}")
         column = request.options.get("labels")
         if name == "columns" and column and report.unlabelled == report.kept:
             raise ValueError(f"no record has a label in {column!r}: name another column, or leave `labels` out")

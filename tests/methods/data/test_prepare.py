@@ -276,6 +276,19 @@ def test_nothing_kept_is_an_error_with_the_account_printed(tmp_path, console):
     assert f"excluded, in {source}" in console.export_text() and not (tmp_path / "out").exists()
 
 
+def test_nothing_read_names_the_parts_left_out(tmp_path, console):
+    source = lines(tmp_path / "s.jsonl", {"attributes": {"mlflow.spanInputs": "x"}})
+    refused(
+        ValueError,
+        r"left out: span with mlflow.spanInputs \(MLflow\)",
+        prepare,
+        "otel",
+        [source],
+        tmp_path / "out",
+        console=console,
+    )
+
+
 def test_records_without_a_label_and_all_right_ones_are_counted(tmp_path, console):
     source = lines(tmp_path / "s.jsonl", chain("p"), chain("q", labels=[None, None]), chain("r", labels=[1, 1]))
     report = prepare("jsonl", [source], tmp_path / "out", console=console)

@@ -27,35 +27,42 @@ class Convention(NamedTuple):
     name: str
     asked: str  # the messages that the model read
     answered: str  # its answers
-    tools: str = ""
-    system: str = ""
 
 
 CONVENTIONS = (
-    Convention("OpenTelemetry", "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.definitions",
-               "gen_ai.system_instructions"),
-    Convention("OpenInference", "llm.input_messages", "llm.output_messages", "llm.tools"),
-    Convention("OpenLLMetry", "gen_ai.prompt", "gen_ai.completion", "llm.request.functions"),
-    Convention("Vercel AI", "ai.prompt.messages", "ai.response", "ai.prompt.tools"),
+    Convention("OpenTelemetry", "gen_ai.input.messages", "gen_ai.output.messages"),
+    Convention("OpenInference", "llm.input_messages", "llm.output_messages"),
+    Convention("OpenLLMetry", "gen_ai.prompt", "gen_ai.completion"),
+    Convention("Vercel AI", "ai.prompt.messages", "ai.response"),
     Convention("Langfuse", "langfuse.observation.input", "langfuse.observation.output"),
-)  # fmt: skip
+    Convention("Google ADK", "gcp.vertex.agent.llm_request", "gcp.vertex.agent.llm_response"),
+)
+_SYSTEM = "gen_ai.system_instructions"
+_TOOLS = (
+    "gen_ai.tool.definitions",
+    "llm.tools",
+    "llm.request.functions",
+    "ai.prompt.tools",
+    "model_request_parameters",
+)
+"""Attributes with tool schemas. Langfuse moves only the messages of a span out of its attributes."""
 
 _UNREAD = {
     "input.value": "OpenInference, of a span that is no model's call", "llm.prompts": "OpenInference's completions",
     "pydantic_ai.all_messages": "pydantic-ai's spans of agents", "all_messages_events": "pydantic-ai's spans of agents",
-    "gcp.vertex.agent.llm_request": "Google's ADK", "traceloop.entity.input": "Traceloop's workflows",
+    "traceloop.entity.input": "Traceloop's workflows",
     "mlflow.spanInputs": "MLflow", "lk.chat_ctx": "LiveKit", "weave": "Weave", "inputs": "LangSmith",
 }  # fmt: skip
-"""Attributes that may hold a conversation but are not supported, with the name shown in the error."""
+"""Attributes that may hold a conversation but are not supported, with the name shown in the report."""
 
 
 def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
     """Yields the model calls in a trace as trajectories.
 
     An item is one span or event, an OTLP export ({"resourceSpans": ...} or {"resourceLogs": ...}), {"spans": ...}, or
-    Langfuse's {"trace", "observations"}. Spans without messages are left out. Each answer ends a trajectory; the last
-    call of a trace holds the whole conversation. any-agent spans hold only new messages, so together they are one
-    trajectory.
+    Langfuse's {"trace", "observations"}. Spans without an answer are counted by name. Each answer ends a trajectory;
+    the last call of a trace holds the whole conversation. any-agent spans hold only new messages, so together they are
+    one trajectory.
     """
     item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
     left = Leftovers(options)
@@ -63,12 +70,12 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
         spans = [(span, _flat(attributes)) for span, attributes in _spans(item, where)]
     except RecursionError:
         raise RecordError(where, "record", "is nested too deep", "Is this file of OpenTelemetry?") from None
-    read: set[int] = set()  # places of spans
-    beheaded = ""  # the attribute that begins with a tool's answer
     if any("any_agent.version" in attributes for _, attributes in spans):
         yield _of_any_agent(item, where, left)
         yield from left
         return
+    read: set[int] = set()  # places of spans
+    unread: collections.Counter[str] = collections.Counter()
     for place, span, attributes in itertools.chain(
         ((i, *pair) for i, pair in enumerate(spans)), _calls_of_events(spans, read, where)
     ):
@@ -78,29 +85,51 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
             if not answers:
                 continue
             asked, schemas = _without_tools(_value(attributes, convention.asked, where))
-            asked = _messages(asked, "user", where, convention.asked, left)
-            if asked and next((m["role"] for m in asked if m["role"] != "system"), "") == "tool":
+            asked = _in_turns(_messages(asked, "user", where, convention.asked, left), left)
+            first = next((message for message in asked if message["role"] != "system"), {})
+            if first.get("role") == "tool" or first.get("tool_calls"):
                 left.skip("call that shows a tool's answer without the conversation before it")
-                beheaded = convention.asked
-            elif asked or convention is CONVENTIONS[0]:
+            elif asked or convention is CONVENTIONS[0] and place >= 0:
                 read.add(place)
-                yield from _of_call(span, attributes, convention, asked, schemas, answers, where, left)
+                yield from _of_call(span, attributes, asked, schemas, answers, where, left)
             else:
                 left.skip(f"answer of {convention.name} without its input")  # e.g. a chunk of a stream
             break
-    if not read and beheaded:
-        raise RecordError(where, beheaded, "begins with a tool's answer", "Give the whole conversation before it.")
-    if not read:
-        raise _nothing_read([attributes for _, attributes in spans], where)
+        else:
+            unread.update(_unread(span, attributes))
     yield from left
+    yield from (LeftOut(what, count) for what, count in unread.items())
+
+
+def _unread(span: Mapping[str, Any], attributes: Record) -> Iterator[str]:
+    """Yields the name of a span without an answer, with its attributes that may hold a conversation."""
+    if _event_of(span, attributes) or attributes.get("events") or any(span.get(key) for key in _WITHIN):
+        return  # its events are counted instead
+    names = {name.asked: f"{name.name}, without an answer" for name in CONVENTIONS} | _UNREAD
+    held = [
+        f"{name} ({about})"
+        for name, about in names.items()
+        if any(f"{key}.".startswith(f"{name}.") for key in attributes)
+    ]
+    if isinstance(body := span.get("body"), Mapping) and "output" in body:
+        held.append("body.output (AWS's events)")
+    if held:
+        yield f"span with {', '.join(held)}, which is not read"
+    else:
+        yield "span without messages, whose contents instrumentations leave out by default"
 
 
 def _without_tools(value: Any) -> tuple[Any, list[Any]]:
-    """Returns a call's input without tool schemas, which Langfuse's export of LangChain has as messages, and those."""
+    """Returns a call's input without tool schemas among its messages, and the schemas there or in the request."""
+    if isinstance(value, Mapping):
+        config = held if isinstance(held := value.get("config"), Mapping) else {}  # Google's
+        tools = value.get("tools") or config.get("tools")
+        tools = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
+        return value, [schema for tool in tools for schema in tool.get("function_declarations") or [tool]]
     if not isinstance(value, list):
         return value, []
     contents = [message.get("content") if isinstance(message, Mapping) else None for message in value]
-    are_schemas = [
+    are_schemas = [  # of LangChain, in Langfuse's export
         isinstance(content, Mapping) and isinstance(content.get("function"), Mapping) for content in contents
     ]
     return [m for m, is_schema in zip(value, are_schemas, strict=True) if not is_schema], [
@@ -109,36 +138,23 @@ def _without_tools(value: Any) -> tuple[Any, list[Any]]:
 
 
 def _of_call(
-    span: Mapping[str, Any], attributes: Record, names: Convention, asked: Sequence[Record], schemas: Sequence[Any],
+    span: Mapping[str, Any], attributes: Record, asked: Sequence[Record], schemas: Sequence[Any],
     answers: Sequence[list[Record]], where: str, left: Leftovers,
 ) -> Iterator[Record]:  # fmt: skip
     messages: list[Record] = []
-    if instructions := attributes.get(names.system):
-        parts = list_of(decoded(instructions, where, names.system), where, names.system)
-        messages += _of_parts("system", parts, where, names.system, left)
-    tools = _tools(_value(attributes, names.tools, where) if names.tools else None, where) or _tools(schemas, where)
+    if (instructions := attributes.get(_SYSTEM)) and not any(message["role"] == "system" for message in asked):
+        parts = list_of(decoded(instructions, where, _SYSTEM), where, _SYSTEM)
+        messages += _of_parts("system", parts, where, _SYSTEM, left)
+    values = (_value(attributes, name, where) for name in _TOOLS)
+    tools = next(filter(None, (_tools(value, where) for value in (*values, schemas))), {})
     about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
     for answer in answers:
         yield trajectory_of({**about, "messages": [*messages, *asked, *answer], **tools}, where)
 
 
-def _nothing_read(spans: Sequence[Record], where: str) -> RecordError:
-    """Builds the error for a trace without a readable conversation; it names the attributes found."""
-    keys = [f"{key}." for attributes in spans for key in attributes]
-    unread = {name.asked: f"{name.name}, without an answer" for name in CONVENTIONS} | _UNREAD
-    namespaces = [
-        f"{name} ({about})" for name, about in unread.items() if any(key.startswith(f"{name}.") for key in keys)
-    ]
-    if namespaces:
-        remedy = f"Answers of these are read: {', '.join(f'{c.name} ({c.answered})' for c in CONVENTIONS)}."
-        return RecordError(where, "attributes", f"have {', '.join(namespaces)}, and no gen_ai.output.messages", remedy)
-    remedy = "Record contents of messages, which instrumentations leave out by default."
-    return RecordError(where, "attributes", "have no gen_ai.output.messages, nor another convention's answers", remedy)
-
-
 # ----------------------------------------------------------------------------------------------- spans and their values
 
-_WITHIN = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "events")
+_WITHIN = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "events", "span_events")
 """Nested lists of OTLP JSON, from the outermost to the innermost."""
 
 
@@ -241,20 +257,25 @@ def _json(value: Any, name: str, where: str) -> Any:
 _EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|choice)")
 
 
+def _event_of(span: Mapping[str, Any], attributes: Record) -> str:
+    """Returns the name of an event that is one message, else ""."""
+    name = span.get("name") or span.get("eventName") or attributes.get("event.name")
+    return name if isinstance(name, str) and _EVENT.fullmatch(name) else ""
+
+
 def _calls_of_events(
     spans: Sequence[tuple[Mapping[str, Any], Record]], read: Collection[int], where: str
 ) -> Iterator[tuple[int, Mapping[str, Any], Record]]:
-    """Yields calls with their messages in events: conventions before 1.37, and pydantic-ai's `events`."""
+    """Yields calls, at place -1, with their messages in events: conventions before 1.37, and pydantic-ai's `events`."""
     groups: dict[Any, list[Any]] = collections.defaultdict(list)
     holders: dict[Any, Mapping[str, Any]] = {}
     for place, (span, attributes) in enumerate(spans):
-        name = span.get("name") or span.get("eventName") or attributes.get("event.name")
-        if isinstance(name, str) and _EVENT.fullmatch(name):
+        if name := _event_of(span, attributes):
             ids = str(span.get("traceId") or span.get("trace_id")), str(span.get("spanId") or span.get("span_id"))
             body = _any_value(span.get("body"))
             groups[ids].append({**attributes, **(body if isinstance(body, Mapping) else {}), "event.name": name})
             holders[ids] = {key: value for key, value in span.items() if key != "name"}
-        elif place not in read and isinstance(events := attributes.get("events"), str | list):
+        elif isinstance(events := attributes.get("events"), str | list) and place not in read:
             events = _json(events, "events", where)
             groups[place] += (
                 [event for event in events if isinstance(event, Mapping)] if isinstance(events, list) else []
@@ -273,10 +294,16 @@ def _answers(value: Any, name: str, where: str, left: Leftovers) -> list[list[Re
     """Returns each answer's messages; Responses API items form one answer."""
     if isinstance(value, list) and not _are_items(value):
         answers = [_messages(answer, "assistant", where, f"{name}[{i}]", left) for i, answer in enumerate(value)]
-        merged = [answer for answer in answers if answer]
-        calls = [a for a in answers if a and set(a[0]) == {"role", "content", "tool_calls"} and len(a) == 1]
-        if len(calls) == len(answers) > 1 and all("toolName" in answer for answer in value):  # Vercel's bare calls
-            merged = [[{**calls[0][0], "tool_calls": [call for a in calls for call in a[0]["tool_calls"]]}]]
+        messages = [message for answer in answers for message in answer]
+        if any(message["role"] == "tool" for message in messages):  # the whole run of an agent
+            return [_in_turns(messages, left)]
+        bare = all(isinstance(answer, Mapping) and "toolName" in answer for answer in value)  # Vercel's calls
+        merged: list[list[Record]] = []
+        for answer in filter(None, answers):
+            if merged and (bare or not merged[-1][-1].get("tool_calls")) and _continues(merged[-1][-1], answer[0]):
+                _join(merged[-1][-1], answer[0])
+            else:
+                merged.append(answer)
         return merged
     if isinstance(value, Mapping) and isinstance(value.get("choices"), list):
         return _answers(value["choices"], name, where, left)
@@ -295,7 +322,7 @@ _INNER = ("messages", "contents", "message", "output", "candidates")
 
 def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> list[Record]:
     """Converts text, a message, a list of messages, or a request or response object to messages."""
-    if value is None or value == "":
+    if value is None or value in ("", {}):
         return []
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -321,7 +348,50 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
     return _message(value, role, where, name, left)
 
 
-_ROLES = {"developer": "system", "human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
+def _continues(before: Record, message: Record) -> bool:
+    """Whether two messages by the agent are parts of one turn, as logs of the Responses API write them."""
+    both = {key for key in THOUGHTS if before.get(key) and message.get(key)}
+    return not both and (not message.get("content") or not (before.get("content") or before.get("tool_calls")))
+
+
+def _join(before: Record, message: Record) -> None:
+    calls = [*(before.get("tool_calls") or ()), *(message.get("tool_calls") or ())]
+    before |= {key: value for key, value in message.items() if value} | ({"tool_calls": calls} if calls else {})
+
+
+def _in_turns(messages: Sequence[Record], left: Leftovers) -> list[Record]:
+    """Joins the messages of one turn, and links results to its calls.
+
+    Calls and results may have different ids; then the results follow their calls in order. smolagents repeats a turn's
+    calls in a message of the role tool-call.
+    """
+    turns: list[Record] = []
+    for message in messages:
+        before = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
+        if message["role"] == _REPEATS and before:
+            left.skip("repeat of the calls in a turn")
+        elif before and message["role"] == "assistant" and _continues(before, message):
+            _join(before, message)
+        else:
+            turns.append({**message, "role": "assistant"} if message["role"] == _REPEATS else dict(message))
+    for i, turn in enumerate(turns):
+        results = list(itertools.takewhile(lambda message: message["role"] == "tool", turns[i + 1 :]))
+        ids = {call.get("id") for call in turn.get("tool_calls") or ()}
+        if len(results) == len(ids) and not ids & {result.get("tool_call_id") for result in results}:
+            for result in results:
+                result.pop("tool_call_id", None)
+    return turns
+
+
+_REPEATS = "tool-call"
+_ROLES = {
+    "tool-response": "user",
+    "developer": "system",
+    "human": "user",
+    "ai": "assistant",
+    "model": "assistant",
+    "function": "tool",
+}
 _CALLS = ("tool_calls", "toolCalls")
 
 
@@ -389,15 +459,21 @@ def _call(value: Any, where: str, name: str) -> Record:
     named = function.get("name") or call.get("toolName") or call.get("tool.name")
     keys = ("arguments", "args", "input", "tool.args")
     arguments = next((function[key] for key in keys if function.get(key) is not None), None)
-    return call_of(named, arguments, call.get("id") or call.get("toolCallId"))
+    return call_of(named, arguments, _id_of(call))
+
+
+def _id_of(*sources: Mapping[str, Any]) -> str | None:
+    """Returns the first id of a call; Microsoft's agents write a list of the run's id and the call's."""
+    ids = (source.get(key) for source in sources for key in ("id", "toolCallId", "tool_call_id"))
+    call_id = next(filter(None, ids), None)
+    return call_id if isinstance(call_id, str | None) else json.dumps(call_id)
 
 
 def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | None:
     """Converts a part to an Anthropic block, if its kind is known."""
     text = next((part[key] for key in ("content", "text", "thinking", "reasoning") if part.get(key) is not None), "")
     held = part.get(kind) if isinstance(part.get(kind), Mapping) else {}  # Google's parts
-    ids = (source.get(key) for source in (part, held) for key in ("id", "toolCallId", "tool_call_id"))
-    call_id = next(filter(None, ids), None)
+    call_id = _id_of(part, held)
     if kind in ("text", "input_text", "output_text") or kind.endswith(".TextContent"):
         if not isinstance(text, str):
             raise RecordError(where, f"{place}.content", f"is {type_name(text)}, not text", "Write a string.")
@@ -460,6 +536,8 @@ def _of_parts(role: str, parts: Sequence[Any], where: str, place: str, left: Lef
 
 def _tools(value: Any, where: str) -> Record:
     """Converts the tool schemas of a call from any convention."""
+    if isinstance(value, Mapping):  # pydantic-ai's
+        value = [tool for key in ("function_tools", "output_tools") for tool in value.get(key) or ()]
     tools = []
     for tool in value if isinstance(value, list) else []:
         tool = _json(tool, "tools", where)
@@ -467,11 +545,14 @@ def _tools(value: Any, where: str) -> Record:
         tool = _json(tool.get("json_schema", tool), "tools", where) if isinstance(tool, Mapping) else tool
         if isinstance(tool, Mapping):
             function = held if isinstance(held := tool.get("function"), Mapping) else tool
-            schema = function.get("parameters", function.get("inputSchema", function.get("input_schema")))
-            function = {k: v for k, v in function.items() if k not in ("type", "inputSchema", "input_schema")}
+            schema = next((function[key] for key in _SCHEMAS if function.get(key) is not None), None)
+            function = {key: value for key, value in function.items() if key not in ("type", *_SCHEMAS)}
             parameters = {} if schema is None else {"parameters": _json(schema, "tools", where)}
             tools.append({"type": "function", "function": function | parameters})
     return {"tools": tools} if tools else {}
+
+
+_SCHEMAS = ("parameters", "inputSchema", "input_schema", "parameters_json_schema")
 
 
 def _of_any_agent(item: Mapping[str, Any], where: str, left: Leftovers) -> Record:
@@ -496,4 +577,8 @@ def _of_any_agent(item: Mapping[str, Any], where: str, left: Leftovers) -> Recor
     return trajectory_of({**ids, "messages": conversation.messages}, where)
 
 
-OTEL = Reader(parse_otel, LogOptions)
+OTEL = Reader(
+    parse_otel,
+    LogOptions,
+    drops=f"spans without a model's answer ({', '.join(convention.answered for convention in CONVENTIONS)})",
+)
