@@ -11,6 +11,7 @@ import bisect
 import collections
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,8 +39,13 @@ def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptio
     yield from left
 
 
-_CONTEXT = ("Caveat: The messages below", "<local-command-", "<command-name>", "<system-reminder>", "<bash-")
-"""Prefixes of messages about commands of the program's own, e.g. /clear, and of a shell. They are no task."""
+_CONTEXT = re.compile(
+    r"(\s*<(system-reminder|ide_\w+)>.*?</\2>)*\s*"
+    r"((Caveat: The messages below|\[Request interrupted|<local-command-|<command-name>|<bash-).*)?",
+    re.DOTALL,
+)
+"""Text that the program writes in the user's name: before a prompt, e.g. about a file in the editor, or as a message of
+its own about a command of its own, e.g. /clear, or a shell."""
 
 
 def _session_lines(events: Sequence[Event], left: Leftovers) -> list[tuple[str, Line]]:
@@ -134,6 +140,7 @@ class _Tree:
             self.copies[self._uuid(i)].append(i)
         self.linked = any(line.get("parentUuid") for line in self.lines)
         self.boundaries = [i for i, line in enumerate(self.lines) if _is_boundary(line)]
+        self.messages = [i for i, line in enumerate(self.lines) if _is_message(line)]
         self.walls = [i for i, line in enumerate(self.lines) if line.get("isCompactSummary") and "uuid" not in line]
 
     def _uuid(self, i: int) -> Any:
@@ -169,8 +176,7 @@ class _Tree:
 
         A copy of an old line at the end of the file is not new: the first copies decide.
         """
-        messages = [i for i, line in enumerate(self.lines) if _is_message(line)
-                    and not (line["type"] == "user" and _is_injected(line))]  # fmt: skip
+        messages = [i for i in self.messages if self.lines[i]["type"] == "assistant" or not _is_injected(self.lines[i])]
         at = max(messages, key=lambda i: (self.copies[self._uuid(i)][0], i), default=-1)
         chain, seen, visited = [], set(), set()
         while at >= 0 and at not in visited:
@@ -184,11 +190,26 @@ class _Tree:
                 if self._before(last, at) < 0 <= (moved := self._copy(last, at)):  # written anew after the summary
                     chain.append(moved)
                     seen.add(last)
-            at = self._parent(at)
+            at = self._under(at, self._parent(at))
         if self.linked and not any(self.lines[i].get("type") == "assistant" for i in chain):
             self.linked = False  # a root without a turn after it: the file has no links, or they are broken
             return self._chain()
         return chain[::-1]
+
+    def _under(self, i: int, parent: int) -> int:
+        """Returns the newest message of the turn that a line follows, if the line is a note of the program on it.
+
+        A note, e.g. of a hook or of a retried request, may name an early line of the turn as its parent. If the turn
+        was undone, a prompt stands below that line.
+        """
+        newest = self.messages[bisect.bisect_left(self.messages, i) - 1] if self.messages else -1
+        if self.lines[i].get("type") not in ("progress", "system") or not 0 <= parent < newest < i:
+            return parent
+        at = below = newest
+        while at > parent:
+            below = at if _is_message(self.lines[at]) else below
+            at = above if (above := self._parent(at)) < at else -1
+        return newest if at == parent and not _is_prompt(self.lines[below]) else parent
 
     def _before(self, uuid: Any, i: int) -> int:
         """Returns the index of the last line with this uuid before line i, or -1."""

@@ -7,12 +7,13 @@ part between compactions is a separate trajectory.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import list_of, object_of
 from jprm.methods.data.agents.conversation import Conversation
-from jprm.methods.data.agents.logs import trajectories
+from jprm.methods.data.agents.logs import trajectories, user_text
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import Event, LeftOut, Reader, Record
 from jprm.methods.messages.messages import call_of
@@ -50,11 +51,13 @@ def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) ->
 _COMPACTIONS = ("compaction", "compaction_summary", "context_compaction")
 _UNREADABLE = "[The conversation before this point was compacted. Its summary is not in the log.]"
 
-_CONTEXT = (
-    "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<turn_aborted>", "<skill>",
-    "<user_shell_command>", "<subagent_notification>", "<permissions instructions>", "<collaboration_mode>",
-)  # fmt: skip
-"""Prefixes of messages that Codex writes in the user's name. They do not begin a user turn."""
+_CONTEXT = re.compile(
+    r"\s*(# Context from my IDE setup:.*?## My request for Codex:|(# AGENTS\.md instructions|<(environment_context|"
+    r"user_instructions|turn_aborted|skill|user_shell_command|subagent_notification|permissions instructions|"
+    r"collaboration_mode)>).*)?",
+    re.DOTALL,
+)
+"""Text that Codex writes in the user's name: before a prompt, or as a message of its own. It begins no user turn."""
 
 
 class _Rollout:
@@ -69,7 +72,8 @@ class _Rollout:
 
     def begin(self, meta: Mapping[str, Any]) -> None:
         """Reads the session id and instructions."""
-        self.about |= {"session": meta["id"]} if meta.get("id") else {}
+        if meta.get("id"):
+            self.about.setdefault("session", meta["id"])  # a fork's own; its parent's follows
         base = meta.get("base_instructions")
         text = (base.get("text") if isinstance(base, Mapping) else base) or meta.get("instructions")
         if isinstance(text, str) and text and not self.parts[-1].messages:
@@ -125,7 +129,7 @@ class _Rollout:
             self.left.skip(f"item of type {kind!r}")
         elif kind == "message" and not replaced and len(conversation) > before:
             new = conversation.messages[-1]
-            if new["role"] == "user" and not new["content"].lstrip().startswith(_CONTEXT):
+            if new["role"] == "user" and not _is_context(new):
                 self.turns.append((len(self.parts) - 1, before))
 
     def executed(self, value: Any, where: str) -> None:
@@ -167,7 +171,8 @@ _EXECUTED: dict[Any, Callable[[Mapping[str, Any]], tuple[Any, Any, Any]]] = {
 
 
 def _is_context(message: Mapping[str, Any]) -> bool:
-    return message["role"] == "user" and message["content"].lstrip().startswith(_CONTEXT)
+    text = message["content"]
+    return message["role"] == "user" and bool(text.strip()) and not user_text(text, _CONTEXT)
 
 
 CODEX = Reader(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -152,24 +153,33 @@ def trajectory_of(record: Record, where: str) -> Record:
 
 
 def trajectories(
-    parts: Sequence[Conversation], about: Record, where: str, left: Leftovers, context: tuple[str, ...]
+    parts: Sequence[Conversation], about: Record, where: str, left: Leftovers, context: re.Pattern[str]
 ) -> Iterator[Record]:
     """Yields a trajectory for each part with an agent turn. Raises RecordError if all parts lack one.
 
-    The problem, which groups the runs of a task, is the session's first user message that begins with no prefix in
-    `context`: the program writes such messages in the user's name, e.g. about the folder and the shell.
+    The problem, which groups the runs of a task, is the session's first user message, without the text at its beginning
+    that matches `context`: the program writes such text in the user's name, e.g. about the folder and the shell.
     """
     texts = [m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"].strip()]
-    first = next((text for text in texts if not text.lstrip().startswith(context)), texts[0] if texts else None)
+    first = next(filter(None, (user_text(text, context) for text in texts)), texts[0] if texts else None)
     written = [part for part in parts if part.has_turn]
     if not written:
         skipped = ", ".join(part.what for part in left)
         reason = "no line holds a turn of the agent" + (f" (skipped: {skipped})" if skipped else "")
         raise RecordError(where, "line", reason, "Is this file of the named program?")
+    for part in parts:
+        if part.messages and not part.has_turn:
+            left.skip("messages after a compaction, without a turn")
     for i, part in enumerate(written):
         number = {"part": i} if len(written) > 1 else {}
         problem = {"problem": first} if first else {}
         yield trajectory_of({**problem, **about, **number, "messages": part.messages}, where)
+
+
+def user_text(text: str, context: re.Pattern[str]) -> str:
+    """Returns the part of a user message that the user wrote; "" if the program wrote it all."""
+    match = context.match(text)
+    return text[match.end() if match else 0 :].strip()
 
 
 OUTCOMES = ("outcome", "reward", "success", "resolved", "score")

@@ -51,6 +51,10 @@ def boundary(uuid, last, **about):
             "logicalParentUuid": last, **about}  # fmt: skip
 
 
+def hook(uuid, parent):
+    return {"type": "progress", "uuid": uuid, "parentUuid": parent, "data": {"type": "hook_progress"}}
+
+
 START = [user("u1", None, "Fix."), agent("a1", "u1", "m1", "Fixed.")]
 CALL = [user("u1", None, "Fix."), agent("a1", "u1", "m1", "I look."), agent("a2", "a1", "m1", use("t1"))]
 NOTE = {"promptSource": "system", "origin": {"kind": "task-notification"}}
@@ -85,6 +89,18 @@ CHAINS = {
         [[*FIXED, "user: b1 ended.", "assistant: Go on.", "assistant: Done."]]),
     "an injected message at the end of the file": (
         [*START, user("n1", "u1", "b1 ended.", **NOTE)], [FIXED]),
+    "a turn whose end names its beginning as parent": (
+        [*CALL, result("r1", "a2", "t1"), agent("a3", "r1", "m2", "Done."), hook("h1", "a2"), hook("h2", "h1"),
+         {"type": "system", "uuid": "s", "parentUuid": "h2"}, user("u2", "s", "Add."),
+         agent("a4", "u2", "m3", "Added.")],
+        [[*LOOKED, "assistant: Done.", "user: Add.", "assistant: Added."]]),
+    "an error of a request, logged after its second try": (
+        [*CALL, result("r1", "a2", "t1"), agent("a3", "r1", "m2", "Done."),
+         {"type": "system", "subtype": "api_error", "uuid": "s", "parentUuid": "r1"}, user("u2", "s", "Add."),
+         agent("a4", "u2", "m3", "Added.")], [[*LOOKED, "assistant: Done.", "user: Add.", "assistant: Added."]]),
+    "a hook on a prompt in the place of another": (
+        [*START, user("u2", "a1", "Drop."), agent("a2", "u2", "m2", "Dropped."), hook("h1", "a1"),
+         user("u3", "h1", "Add."), agent("a3", "u3", "m3", "Added.")], [[*FIXED, "user: Add.", "assistant: Added."]]),
     "a retried response": (
         [START[0], agent("x", "u1", "m0", "Fixed, but"), START[1]], [FIXED]),
     "parallel calls of one response": (
@@ -192,6 +208,11 @@ def test_lines_that_are_no_message_are_counted_by_name_in_the_report(tmp_path):
     assert "left out: image in a message" in printed.getvalue()
     with pytest.raises(RecordError, match="'image' of the user"):
         read("claude_code", lines, tmp_path, images="error")
+
+
+def test_a_compaction_without_a_turn_after_it_is_counted(tmp_path):
+    (record,), left = read("claude_code", [*START, boundary("cb", "a1"), SUMMARY], tmp_path)
+    assert told(record) == FIXED and left == {"messages after a compaction, without a turn": 1}
 
 
 def test_commands_that_were_queued_on_an_undone_branch_are_counted(tmp_path):
@@ -323,6 +344,26 @@ def test_the_problem_is_what_the_user_asked_first(name, tmp_path):
     alone = {"codex": MORE[1], "claude_code": agent("a1", "u1", "m1", "Done.")}[name]
     (record,), _ = read(name, [*begin, alone], tmp_path)
     assert record["problem"] == next(m["content"] for m in record["messages"] if m["role"] == "user")
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("claude_code", "<ide_opened_file>The user opened a.py.</ide_opened_file>"),
+     ("claude_code", "<ide_selection>x = 1\n</ide_selection>\n<system-reminder>Note.</system-reminder>\n"),
+     ("codex", "# Context from my IDE setup:\n\n## Open tabs:\n- a.py\n\n## My request for Codex:\n")],
+)  # fmt: skip
+def test_the_problem_lacks_text_that_the_editor_puts_before_it(name, before, tmp_path):
+    text = before + "Fix."
+    lines = {"codex": [META, said("user", text), MORE[1]],
+             "claude_code": [user("u1", None, text), agent("a1", "u1", "m1", "Done.")]}[name]  # fmt: skip
+    (record,), _ = read(name, lines, tmp_path)
+    assert record["problem"] == "Fix." and f"user: {text}" in told(record)
+
+
+def test_a_forked_rollout_keeps_its_own_session(tmp_path):
+    lines = [META, {**META, "payload": {**META["payload"], "id": "parent"}}, *OPEN[1:]]
+    (record,), _ = read("codex", lines, tmp_path)
+    assert record["session"] == "s" and told(record) == OPENED
 
 
 def test_skipped_lines_of_a_rollout_are_counted(tmp_path):
