@@ -1,6 +1,6 @@
 # Needs Python 3.11 or newer, pip and make. Each target creates .venv and installs what it needs.
 #
-#   make test                          the whole test suite
+#   make test                          the quick tests; docs/contributing.md says what else there is
 #   make test EXTRAS=test,parity,tpu   with the reference implementations and the compilations for TPU
 #   make gpu-check                     on a machine with a GPU: exactness, block sizes, speed; ten minutes, PASS or FAIL
 #   make gpu-aot VENV=.venv-gpu-aot EXTRAS=test,gpu-aot
@@ -91,7 +91,7 @@ docs: .venv-docs/installed
 	@touch $@
 
 tutorial: install
-	$(BIN)/python -m pytest tests/docs/test_tutorial.py
+	$(BIN)/python -m pytest -m breadth tests/docs/test_tutorial.py
 
 # Each writes to a fresh folder in runs/, which git ignores.
 STORMS := storm-pod storm-commands storm-edits storm-rl storm-fleet storm-input storm-annotate

@@ -56,15 +56,15 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 jax.config.update("jax_num_cpu_devices", 8)
 
 LONG = (
-    "fleet", "deltanet", "extending", "launcher_watch", "objectives_contract", "experiments", "tpu", "processes",
-    "rl_loop", "huggingface", "loop", "attention", "policy_gradient", "sharding", "model", "real", "objectives_study",
-    "tutorial", "real_models", "trainer", "named_outputs", "acting", "survive", "export", "objective_values",
-    "adapters", "trajectory_model", "sampler", "chains", "decode", "outcome_models", "diagnostics", "report_table",
-    "plan", "rl_turns", "pack", "python_steps", "readers", "step_layer",
+    "fleet", "extending", "deltanet", "huggingface", "growth", "rl_loop", "sampler", "decode", "model", "attention",
+    "policy_gradient", "acting", "python_steps", "objective_values", "sharding", "trainer", "loop", "blocks",
+    "objectives_contract", "step_layer", "turns", "export", "check_part", "playground", "rl_turns", "adapters",
+    "trajectory_model", "named_outputs", "survive", "scorer", "attending", "token_shards", "report", "dialects", "pack",
+    "experiments", "tpu", "launcher_watch", "real_models", "processes", "objectives_study", "tutorial",
 )  # fmt: skip
-"""Files that take more than 12 s of CPU time, the longest first, and two that wait more than they compute. They begin,
-so that workers that each take a file when they are free end within seconds of each other; `make test` tells xdist to
-keep this order."""
+"""Files that take more than 12 s in the quick suite, the longest first, behind two and before seven that do so in
+`-m breadth`. They begin, so that workers that each take a file when they are free end within seconds of each other;
+`make test` tells xdist to keep this order."""
 
 
 def pytest_collection_modifyitems(items):

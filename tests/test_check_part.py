@@ -5,6 +5,7 @@ import pathlib
 
 import forks
 import pytest
+from families import breadth
 from refusing import refused
 from test_deltanet import HYBRID, MIXED
 from test_objectives_contract import CASES, experiment_of
@@ -68,7 +69,7 @@ def test_a_part_computes_the_same_everywhere(name):
     report.check()
 
 
-@pytest.mark.parametrize("name", ["gated recurrent unit", "head of two outputs"])
+@pytest.mark.parametrize("name", ["gated recurrent unit", *breadth(["head of two outputs"])])
 def test_parts_of_a_fork_are_the_same_alone_live_and_cached(name):
     report = check_part(OWN[name], only=("packed", "split", "scored", "live", "cached"))
     assert report["cached"].status == ("refused" if "recurrent" in name else "ok")
@@ -96,6 +97,7 @@ def test_a_pair_objective_that_counts_in_the_whole_tree_is_the_same_split():
     check_part(of(objective=f"{FILE}:hinge"), only=("packed", "chains", "split"))
 
 
+@pytest.mark.breadth
 def test_what_jprm_refuses_is_in_the_table_with_its_reason():
     report = examine(of(mixers=("forks:SINKS",)), only=("exported",))
     assert report["exported"].status == "refused" and "forks:SINKS" in report["exported"].note

@@ -49,6 +49,7 @@ def folder(one_device, serve, tmp_path, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.breadth
 def test_every_block_runs(folder, monkeypatch):
     named = ("graded", "focal", "probit", "look_back", "greedy", "confidence", "credited")
     assert {name for name, _, _ in BLOCKS} > {f"{name}.py" for name in named}

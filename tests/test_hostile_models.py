@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from families import breadth
 from hostile import models as hostile
 from refusing import refused
 from test_gguf import write
@@ -172,8 +173,10 @@ def scored(start, folder, place, cwd):
     return subprocess.run(command, cwd=cwd, env=os.environ | {"PYTHONPATH": place}, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("variable", [":{jprm}", "{jprm}:", "{jprm}::/tmp"])
-@pytest.mark.parametrize("start", [["-m", "jprm"], ["-c", "import jprm.apps.cli as c, sys; sys.exit(c.main())"]])
+@pytest.mark.parametrize("variable", [":{jprm}", *breadth(["{jprm}:", "{jprm}::/tmp"])])
+@pytest.mark.parametrize(
+    "start", [["-m", "jprm"], *breadth([["-c", "import jprm.apps.cli as c, sys; sys.exit(c.main())"]])]
+)
 def test_an_empty_entry_of_pythonpath_names_no_folder(stranger, variable, start):
     """PYTHONPATH=$PYTHONPATH:/x with nothing before has Python look in the current folder, which nobody named."""
     named, marker = stranger

@@ -269,6 +269,7 @@ def test_a_tree_of_100_000_steps_takes_seconds(shape):
     assert packed.report.steps == count and packed.rows.weight.sum() == count
 
 
+@pytest.mark.breadth
 def test_prm800k_phase_1_is_laid_out_in_17_times_fewer_tokens(shared_data, smollm2_gguf):
     layout, path = native_layout(load_tokenizer(smollm2_gguf)), shared_data / "prm800k" / "phase1_train.jsonl"
     read = find("prm800k").read(path, human_written="unlabelled", control_questions="drop")

@@ -20,18 +20,12 @@ from jprm.methods.jobs.score import score_file
 from jprm.model.mesh import MeshConfig
 from jprm.score import scorer
 
-CHILD = """
+AGREE = """
 import os, pathlib, shutil, signal, sys
 from jprm import multihost
 folder, where = pathlib.Path(sys.argv[1]), sys.argv[-1]
 multihost.start(where)
 import jax
-import tiny_run as tiny
-import jprm
-from jprm.score import scorer
-from jprm.methods.jobs.score import score_file
-from jprm.score.scorer import PRM
-from jprm.train import Stopped
 own = jax.process_index()
 
 assert multihost.first(lambda: {"of": jax.process_index()}) == {"of": 0}
@@ -46,6 +40,14 @@ try:
     multihost.first(lambda: {}["of only process 0"])
 except (KeyError, ValueError) as error:
     print("first raised", type(error).__name__, error)
+"""
+CHILD = """
+import tiny_run as tiny
+import jprm
+from jprm.score import scorer
+from jprm.methods.jobs.score import score_file
+from jprm.score.scorer import PRM
+from jprm.train import Stopped
 
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -104,6 +106,13 @@ except ValueError as error:
 
 
 @pytest.fixture(scope="module")
+def agreed(tmp_path_factory):
+    """The logs of two processes that ran AGREE."""
+    with Pod(folder := tmp_path_factory.mktemp("agreed"), 2, 1) as pod:
+        return pod.complete(["-c", AGREE, str(folder)])
+
+
+@pytest.fixture(scope="module")
 def both(tiny_run, tmp_path_factory):
     """The folder in which two processes of four devices ran CHILD, and their logs."""
     folder = make_data(tmp_path_factory.mktemp("both"))
@@ -118,7 +127,7 @@ def both(tiny_run, tmp_path_factory):
     (folder / "continued.jsonl.part").write_bytes(b"".join(whole.splitlines(keepends=True)[:100]))
     (folder / "alone.jsonl").write_bytes(whole)
     with Pod(folder, 2, 4) as pod:
-        return folder, pod.complete(["-c", CHILD, str(folder)])
+        return folder, pod.complete(["-c", AGREE + CHILD, str(folder)])
 
 
 @pytest.mark.parametrize(
@@ -126,13 +135,19 @@ def both(tiny_run, tmp_path_factory):
     [
         (0, "first raised KeyError ", "process 0 refused: KeyError: 'of only process 0'"),
         (1, "spread raised KeyError ", "process 1 failed: KeyError: 'of only process 1'"),
-        (1, "refused: broken here", "refused: process 1 failed: ValueError: broken here"),
     ],
 )
-def test_where_one_fails_all_hear(both, index, here, message):
-    assert here in both[1][index] and message in both[1][1 - index]
+def test_where_one_fails_all_hear(agreed, index, here, message):
+    assert here in agreed[index] and message in agreed[1 - index]
 
 
+@pytest.mark.breadth
+def test_where_one_cannot_score_all_hear(both):
+    assert "refused: broken here" in both[1][1]
+    assert "refused: process 1 failed: ValueError: broken here" in both[1][0]
+
+
+@pytest.mark.breadth
 def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
     folder, logs = both
     said = [line for log in logs for line in log.splitlines() if "stopped" in line]
@@ -164,6 +179,7 @@ def test_a_signal_to_one_stops_both_at_the_same_step_and_two_or_one_go_on(both):
         assert run[name]["data"] == run["one"]["data"]
 
 
+@pytest.mark.breadth
 def test_two_validate_fit_and_hash_a_part_each_with_the_figures_of_one(both, capsys):
     folder, logs = both
     run = of_two_processes(folder, mesh=MeshConfig())
@@ -177,6 +193,7 @@ def test_two_validate_fit_and_hash_a_part_each_with_the_figures_of_one(both, cap
         assert (part["records"], part["files"], part["digests"]) == (6, 1, digests)  # of 12 records and 2 files
 
 
+@pytest.mark.breadth
 def test_two_score_the_same_bytes_as_one(both):
     folder, logs = both
     alone = (folder / "alone.jsonl").read_bytes()

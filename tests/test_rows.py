@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import test_pack
+from families import breadth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
@@ -139,7 +140,7 @@ def test_extras_that_do_not_fit_are_refused():
         refused(ValueError, named, call)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [1, *breadth([2])])
 def test_rows_of_one_slot_have_no_relations_on_a_mesh_either(rows):
     single = dataclasses.replace(empty_rows(rows, 8, 1), weight=np.ones((rows, 1), np.float32))
     target = TargetConfig("value", "none", "mask", soft="progress")

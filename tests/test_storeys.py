@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from families import breadth
 
 PACKAGE = Path(__file__).resolve().parent.parent / "jprm"
 
@@ -108,7 +109,7 @@ def test_no_circle_of_files():
     "statement",
     [
         "import jprm; jprm.load; assert callable(jprm.load)",
-        "import jprm.score.scorer, jprm.methods.jobs.score, jprm.methods.implicit",
+        *breadth(["import jprm.score.scorer, jprm.methods.jobs.score, jprm.methods.implicit"]),
     ],
 )
 def test_scoring_imports_no_trainer(statement):

@@ -90,6 +90,7 @@ def test_a_gguf_tokenizer_saved_as_json_or_pickled_keeps_its_ids(smollm2, tmp_pa
     assert {path.name for path in (tmp_path / "new").iterdir()} == names
 
 
+@pytest.mark.breadth
 def test_smollm2_ids_equal_those_of_transformers(smollm2, smollm2_gguf):
     transformers = pytest.importorskip("transformers", reason="the extra 'parity' is not installed")
     pytest.importorskip("torch", reason="transformers reads GGUF files with torch: the extra 'parity' is not installed")

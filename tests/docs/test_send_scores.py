@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from families import breadth
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="needs `parity`")
 
@@ -67,12 +68,15 @@ def test_send_scores_gives_each_turn_a_span_below_its_trace(server, tmp_path):
 
 
 @pytest.mark.parametrize("answer", [
-    *[(status, {"Location": "/elsewhere"}, b"") for status in (301, 302, 307)],
-    (200, {"Content-Type": "text/html"}, b"<html>login</html>"),
+    (301, {"Location": "/elsewhere"}, b""),
+    *breadth([((status, {"Location": "/elsewhere"}, b""),) for status in (302, 307)]),
     (200, {"Content-Type": "application/x-protobuf"}, REJECTED.SerializeToString()),
-    (200, {"Content-Type": "application/x-protobuf"}, b"\xff\xff"),
-    (202, {"Content-Type": "application/x-protobuf"}, b""),
-    (503, {}, b""),
+    *breadth([
+        ((200, {"Content-Type": "text/html"}, b"<html>login</html>"),),
+        ((200, {"Content-Type": "application/x-protobuf"}, b"\xff\xff"),),
+        ((202, {"Content-Type": "application/x-protobuf"}, b""),),
+        ((503, {}, b""),),
+    ]),
 ])  # fmt: skip
 def test_send_scores_stops_at_a_record_that_the_server_did_not_take(server, tmp_path, answer):
     server.answers = [TAKEN, answer, TAKEN]

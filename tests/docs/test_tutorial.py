@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+import pytest
 from pages import Shell, blocks, text
 from pod import free_port
 
@@ -40,6 +41,7 @@ def served(port):
     raise AssertionError("the server is not ready")
 
 
+@pytest.mark.breadth
 def test_every_block_runs(smollm2_gguf, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     port = free_port()

@@ -9,6 +9,7 @@ import types
 import pytest
 import tiny_run as tiny
 from buckets import objects
+from families import breadth
 from refusing import refused
 
 from jprm.io import folders
@@ -93,7 +94,7 @@ def test_a_run_that_ends_leaves_nothing(hold, tmp_path):
     assert first.returncode == 0 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("locks", ["flock", "none"])
+@pytest.mark.parametrize("locks", ["flock", *breadth(["none"])])
 def test_a_run_of_another_machine_is_refused_while_it_beats_and_then_followed(start, hold, locks):
     first = hold("another machine", locks)
     refuses(start, first, "", locks)

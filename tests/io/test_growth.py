@@ -18,6 +18,7 @@ from typing import Any
 import httpx2
 import pytest
 from chat_templates import FAMILIES
+from families import breadth
 from test_turns import read_by_jprm
 
 from jprm import steps
@@ -102,6 +103,12 @@ def check(call, make):
         if ratio <= MOST:
             return
     raise AssertionError(f"4 times the input takes {ratio:.1f} times as long")
+
+
+def cases_of(makes):
+    """Every case of each reader or route; the first of each is quick."""
+    cases = [(name, i) for name, of_name in makes.items() for i in range(len(of_name))]
+    return breadth(cases, but=[(name, 0) for name in makes])
 
 
 # ---- Logs of agents, one case a reader at least.
@@ -361,7 +368,7 @@ def test_every_reader_has_a_worst_case():
     assert READERS.keys() == READ.keys() | {"agentrx"}  # it reads a folder of tau-bench's runs beside its item
 
 
-@pytest.mark.parametrize(("name", "case"), [(name, i) for name, makes in READ.items() for i in range(len(makes))])
+@pytest.mark.parametrize(("name", "case"), cases_of(READ))
 def test_records_are_read_in_time_of_their_length(name, case):
     reader = find(name)
     options = reader.options(**CHOSEN.get(name, {}))
@@ -438,7 +445,7 @@ TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "case"), [(name, i) for name, makes in TABLES.items() for i in range(len(makes))])
+@pytest.mark.parametrize(("name", "case"), cases_of(TABLES))
 def test_tables_are_read_in_time_of_their_length(name, case):
     reader = find(name)
     check(lambda item: list(reader.parse(item, "f:1", reader.options())), TABLES[name][case])
@@ -487,13 +494,17 @@ TEXTS = {
 }  # fmt: skip
 
 
+AROUND = {"stated answer", "boxed answer", "canonical answer", "equation", "programs of steps"}
+"""The same readers as others above, with something around the text."""
+
+
 def read_critique(prompt, text):
     tokens = [(text[i : i + 4], LogProb(-0.1)) for i in range(0, len(text), 4)]
     others = [{piece: value, "5": LogProb(-2)} for piece, value in tokens]
     read(prompt, Critique((text,), text, len(tokens), "stop", 0, tuple(tokens), 0, None, tuple(others)), 3)
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", breadth(TEXTS, but=TEXTS.keys() - AROUND))
 def test_texts_are_read_in_time_of_their_length(name):
     slow = []
     for piece in PIECES:
@@ -525,7 +536,7 @@ FILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "case"), [(name, i) for name, makes in FILES.items() for i in range(len(makes))])
+@pytest.mark.parametrize(("name", "case"), cases_of(FILES))
 def test_files_are_read_in_time_of_their_length(tmp_path, name, case):
     def write(n):
         (tmp_path / name).write_text(FILES[name][case](n))
@@ -563,7 +574,7 @@ HEADERS = {
 TIMES = itertools.count()
 
 
-@pytest.mark.parametrize(("kind", "case"), [(kind, i) for kind, makes in HEADERS.items() for i in range(len(makes))])
+@pytest.mark.parametrize(("kind", "case"), cases_of(HEADERS))
 def test_headers_of_models_are_read_in_time_of_their_length(tmp_path, kind, case):
     read_header = {"gguf": open_gguf, "safetensors": Tensors, "json": read_json}[kind]
 
@@ -654,7 +665,7 @@ ROUTES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "case"), [(path, i) for path, makes in ROUTES.items() for i in range(len(makes))])
+@pytest.mark.parametrize(("path", "case"), cases_of(ROUTES))
 def test_requests_are_read_in_time_of_their_length(path, case):
     tokenizer = read_by_jprm("qwen2.5")
     engine = Refusing(Untrained(native_layout(tokenizer)))
@@ -696,7 +707,7 @@ def test_a_conversation_is_rendered_up_to_its_last_turn_in_time_of_its_length(fa
 EVENT = {"uuid": "a" * 8, "kind": "comment", "task": "t", "text": "x"}
 
 
-@pytest.mark.parametrize("make", [lambda n: {**EVENT, "text": "x " * n}, lambda n: EVENT | keys(n),
+@pytest.mark.parametrize("make", [lambda n: {**EVENT, "text": "x " * n}, *breadth([lambda n: EVENT | keys(n)]),
                                   lambda n: EVENT | {"kind": "k" * n}])  # fmt: skip
 def test_events_of_annotators_are_read_in_time_of_their_length(make):
     annotate = pytest.importorskip("jprm.apps.annotate.app")

@@ -236,6 +236,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.breadth
 def test_a_process_whose_main_thread_hangs_ends_and_continues(tmp_path):
     prepared = make_data(tmp_path / "data")
     run = dataclasses.replace(

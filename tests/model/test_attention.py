@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from refusing import refused
@@ -190,7 +191,11 @@ def by_launches(q, k, v, until_BT, position_BT, launches, config, window=None):
 
 
 SMALL = gpu.Launches(gpu.Launch(16, 8, 4, 2), gpu.Launch(8, 16, 4, 2), gpu.Launch(8, 16, 4, 2))
-KERNELS = [(by_sizes, Sizes(8, 8)), (by_sizes, Sizes(24, 8)), (by_sizes, Sizes(8, 24)), (by_launches, SMALL)]
+KERNELS = [
+    (by_sizes, Sizes(8, 8)),
+    *breadth([(by_sizes, Sizes(24, 8)), (by_sizes, Sizes(8, 24))]),
+    (by_launches, SMALL),
+]
 NEAR = {by_sizes: 2e-5, by_launches: 1e-5}
 """float32 sums of at most 48 numbers of size 1, in another order; powers of two where the reference has powers of e."""
 
@@ -206,7 +211,7 @@ def test_equals_the_reference_with_its_gradients(by_blocks, sizes, trees, seed):
     close(by_blocks(*arrays, sizes, REFERENCE), by_rule(*arrays, REFERENCE), NEAR[by_blocks])
 
 
-@pytest.mark.parametrize(("by_blocks", "sizes"), [(by_sizes, Sizes(16, 8)), (by_launches, SMALL)])
+@pytest.mark.parametrize(("by_blocks", "sizes"), [(by_sizes, Sizes(16, 8)), *breadth([(by_launches, SMALL)])])
 @settings(max_examples=10, deadline=None)
 @given(trees=st.lists(reasoning_trees(), min_size=1, max_size=5), seed=st.integers(0, 9), window=st.integers(1, 12))
 def test_windows_and_soft_caps_are_those_of_the_reference(by_blocks, sizes, trees, seed, window):
@@ -247,7 +252,7 @@ def test_deep_bushy_whole_and_padded_rows_in_the_blocks_of_the_rule():
     assert np.array_equal(actual[0][4], np.broadcast_to(arrays[2][4, :, :, None], actual[0][4].shape))  # padding
 
 
-@pytest.mark.parametrize("kernel", ["kernel", "gpu_kernel"])
+@pytest.mark.parametrize("kernel", ["kernel", *breadth(["gpu_kernel"])])
 def test_bfloat16_sums_in_float32(kernel):
     until_BT, position_BT = (x[:, :384].clip(max=384) for x in long_rows())
     arrays = [x.astype(jnp.bfloat16) for x in arrays_of(1, 5, 384)]
@@ -310,6 +315,7 @@ def real_rows(shared_data, smollm2_gguf, tokens, slots, count):
     return pack([token_tree(tree_of(record), layout) for _, record in records], tokens, slots, too_long="truncate").rows
 
 
+@pytest.mark.breadth
 def test_real_trees_visit_what_they_must(shared_data, smollm2_gguf):
     """PRM800K in rows for Qwen2.5-7B: the block pairs that the kernel computes are those that hold a visible pair."""
     tokens = 8192
@@ -391,6 +397,7 @@ def test_heads_and_rows_of_any_size_are_padded():
     close(actual, expected, EXACT)
 
 
+@pytest.mark.breadth
 def test_rows_of_prm800k_and_chains(shared_data, smollm2_gguf):
     rows = real_rows(shared_data, smollm2_gguf, 512, 128, 8)
     chain = np.full((1, 512), 512)

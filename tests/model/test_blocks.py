@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from flax.traverse_util import flatten_dict
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
@@ -57,7 +58,7 @@ def test_nf4_is_that_of_bitsandbytes():
     np.testing.assert_array_equal(small.astype("float32").T, functional.dequantize_4bit(code, state).numpy())
 
 
-@pytest.mark.parametrize("role", ["query", "value", "out", "gate", "down", "expert_down", "delta_out"])
+@pytest.mark.parametrize("role", ["query", "out", "delta_out", *breadth(["value", "gate", "down", "expert_down"])])
 def test_nf4_is_near_whatever_the_matrix(role):
     """The largest gap of two of its numbers is 0.30 of a block's largest magnitude."""
     weight = parameters.layers.weight_of(role)
@@ -98,7 +99,7 @@ def test_a_files_blocks_are_kept(tmp_path):
     refused(ValueError, "dtype='gguf' keeps", held_decoder, whole, "gguf")
 
 
-@pytest.mark.parametrize("dtype", ["gguf", "nf4", "int8", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["gguf", "nf4", *breadth(["int8", "bfloat16"])])
 def test_gradients_are_those_of_what_the_base_stands_for(tmp_path, dtype):
     config = dataclasses.replace(WIDE, layers=2, remat="full")
     kept = load_decoder(mixed(tmp_path / "m.gguf"), config, dtype)
@@ -146,6 +147,7 @@ def test_a_run_keeps_adapters_and_head_and_continues_exactly(run, tmp_path):
     assert equal(loaded(copy), saved) and untimed(lines(copy)) == untimed(lines(folder))
 
 
+@pytest.mark.breadth
 def test_a_run_scores_as_what_its_base_stands_for(run, tmp_path):
     folder, trained, file = run
     chain = {"problem": "p0 1", "steps": ["add 1", "bad 2", "cut 3"]}
@@ -191,6 +193,7 @@ def test_what_would_not_be_in_the_smaller_type_is_refused(run, changes, reason):
     refused(ValueError, reason, start)
 
 
+@pytest.mark.breadth
 def test_two_devices_train_on_the_same_blocks(run):
     """Rows are divided and the blocks are not."""
     _, trained, _ = run

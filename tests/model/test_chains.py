@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from tiny import TINY, filled, packed_trees, params, random_tree
 from tiny_run import MODEL, experiment, lines, make_data, training
 
@@ -47,7 +48,7 @@ def step(weights, config, target, rows):
     return jax.value_and_grad(loss)(weights)
 
 
-@pytest.mark.parametrize("after_error", ["keep", "mask"])
+@pytest.mark.parametrize("after_error", ["keep", *breadth(["mask"])])
 def test_chains_train_as_their_trees_do(after_error):
     """In float32 by the reference, so that only rows are at stake."""
     target = TargetConfig("rating", neutral="negative", after_error=after_error)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tiny import (
@@ -87,7 +88,7 @@ def test_a_tree_equals_its_chains_each_alone_with_the_gradients(trees, seed, con
     assert_trees_close(gradient, gradient_alone, rtol=1e-4)
 
 
-@pytest.mark.parametrize("most", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [*breadth([4]), pytest.param(40, marks=pytest.mark.slow)])
 def test_real_trees_equal_their_chains(shared_data, smollm2_gguf, most):
     """50 PRM800K trees with the real tokenizer; of every one, up to `most` steps, the last of its path among them."""
     layout, tokens, rng = native_layout(load_tokenizer(smollm2_gguf)), 1024, np.random.default_rng(0)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from families import breadth
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 from refusing import refused
@@ -82,9 +83,11 @@ def test_parameters_are_born_split_and_equal_those_of_one_device():
 @pytest.mark.parametrize(
     "sizes, attention, remat",
     [
-        ((2, 2, 2), "paths", "full"), ((8, 1, 1), "blocked", "full"), ((1, 4, 2), "reference", "full"),
+        ((2, 2, 2), "paths", "full"),
+        *breadth([((8, 1, 1), "blocked", "full"), ((1, 4, 2), "reference", "full")]),
         # the same with `context`
-        ((1, 2, 2, 2), "blocked", "full"), ((4, 1, 1, 2), "blocked", "dots"), ((1, 2, 1, 4), "reference", "nothing"),
+        ((1, 2, 2, 2), "blocked", "full"),
+        *breadth([((4, 1, 1, 2), "blocked", "dots"), ((1, 2, 1, 4), "reference", "nothing")]),
     ],
 )  # fmt: skip
 def test_every_mesh_trains_as_one_device_does(alone, sizes, attention, remat):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from refusing import refused
 from test_live import CLOSE, make, word
 from tiny import TINY, filled, packed_trees, random_tree
@@ -98,7 +99,7 @@ def test_the_heads_first_fit_reads_what_the_head_reads(prm):
     np.testing.assert_allclose(actual, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("lora", [LoraConfig(), LoraConfig(rank=2)])
+@pytest.mark.parametrize("lora", [LoraConfig(), *breadth([LoraConfig(rank=2)])])
 def test_a_run_trains_the_layer_and_is_loaded_with_it(lora, tmp_path):
     data = make_data(tmp_path / "data")
     run = experiment(data, steps=3, checkpoint_every=3, lora=lora)

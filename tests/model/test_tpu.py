@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from families import breadth
 from jax.sharding import PartitionSpec as P
 from tiny import Stepper, optimised
 
@@ -63,7 +64,11 @@ def compiled_step(mesh, config, A, B, T, S):
 
 @pytest.mark.parametrize(
     "topology, data",
-    [("v5e:4x4", 1), ("v6e:4x4", 1), ("v5p:2x2x4", 2), pytest.param("v5p:2x2x4", 1, marks=pytest.mark.slow)],
+    [
+        ("v5e:4x4", 1),
+        *breadth([("v6e:4x4", 1), ("v5p:2x2x4", 2)]),
+        pytest.param("v5p:2x2x4", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology, data):
     """Neither the width, which is 56 a device as Qwen2.5-Math-7B's over 64, nor the product's fills whole tiles."""
@@ -132,7 +137,7 @@ MIXED = dict(layers=2, mlps=("experts",), experts=ExpertsConfig(count=8, used=2,
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 @pytest.mark.parametrize("name, topology, sizes", [
     pytest.param("hybrid", "v5e:2x2", dict(fsdp=2, tensor=2), marks=pytest.mark.slow),
-    ("mixed", "v6e:2x2", dict(fsdp=2, expert=2)),
+    *breadth([("mixed", "v6e:2x2", dict(fsdp=2, expert=2))]),
 ])  # fmt: skip
 def test_a_step_compiles_and_computes_what_the_model_needs(name, topology, sizes, dtype):
     """Of experts those that tokens use, though the gradient of a grouped product is of all by XLA itself."""
@@ -159,8 +164,8 @@ GIB = 2**30
     [
         ("v5e:2x2", 64, 3, 1024, "float32", {}),
         pytest.param("v5p:2x2x1", 128, 7, 131_072, "bfloat16", {}, marks=pytest.mark.slow),
-        ("v6e:2x2", 256, 2, 1024, "float32", dict(windows=(512, 0), attention_softcap=50.0)),
-        ("tpu7x:2x2x1", 128, 8, 1024, "bfloat16", {}),
+        *breadth([("v6e:2x2", 256, 2, 1024, "float32", dict(windows=(512, 0), attention_softcap=50.0))]),
+        *breadth([("tpu7x:2x2x1", 128, 8, 1024, "bfloat16", {})]),
         pytest.param("v5e:2x2", 64, 3, 131_072, "bfloat16", {}, marks=pytest.mark.slow),
         pytest.param("v6e:2x2", 256, 2, 131_072, "float32", {}, marks=pytest.mark.slow),
         pytest.param("tpu7x:2x2x1", 128, 16, 131_072, "bfloat16", {}, marks=pytest.mark.slow),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from scipy import special
 from tiny import TINY, Letters, chain_ids, chain_rows, filled, packed_trees, params, path, placed, random_tree, visible
 from tiny_run import VALUE
@@ -135,7 +136,7 @@ def test_pqm_is_the_mean_over_chains_of_their_means():
     assert find("pqm").mean == "chains"
 
 
-@pytest.mark.parametrize(("chains", "tokens"), [(False, 16), (True, 16), (False, 6)])
+@pytest.mark.parametrize(("chains", "tokens"), [(False, 16), *breadth([(True, 16), (False, 6)])])
 def test_pqm_of_a_tree_is_that_of_its_chains_alone(chains, tokens):
     """Also where trees are split, at every leaf or to fit rows of 6 tokens."""
 
@@ -153,7 +154,7 @@ def test_pqm_of_a_tree_is_that_of_its_chains_alone(chains, tokens):
     compare(find("pqm"), "binary", "step", brute, chains, tokens)
 
 
-@pytest.mark.parametrize("margin", [0.0, 4.0])
+@pytest.mark.parametrize("margin", [0.0, *breadth([4.0])])
 def test_pqm_by_steps_counts_each_step_of_a_tree_once(margin):
     """A correct step's rivals are collected chain by chain, each once."""
 
@@ -179,7 +180,7 @@ def test_pqm_by_steps_counts_each_step_of_a_tree_once(margin):
     compare(find("pqm", {"margin": margin, "mean": "steps"}), "binary", "step", brute)
 
 
-@pytest.mark.parametrize(("decay", "chains"), [(0.0, True), (0.6, False), (1.0, True)])
+@pytest.mark.parametrize(("decay", "chains"), [(0.6, False), *breadth([(0.0, True), (1.0, True)])])
 def test_td_lambda_is_the_sum_over_chains_alone(decay, chains):
     """Also where a tree is split at every leaf."""
 
@@ -241,7 +242,7 @@ def brute(loss, params, reference):
 
 @pytest.mark.parametrize(
     ("loss", "dtype", "stored"),
-    [("cross_entropy", "float32", False), ("cross_entropy", "float32", True), ("dpo", "int8", True)],
+    [("cross_entropy", "float32", False), *breadth([("cross_entropy", "float32", True), ("dpo", "int8", True)])],
 )
 def test_gradient_is_the_sum_over_chains_alone(loss, dtype, stored):
     """The trained model's, to 1e-5. The reference gets none, whether it is computed or `stored` in the data."""

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from refusing import refused
 from tiny import Characters, chain_ids
 from tiny_run import MODEL, VALUE, assert_same_run, equal, experiment, lines, make_data, one_device, pool_of, training
@@ -98,10 +99,14 @@ def test_every_registered_objective_is_tried():
     assert set(objectives.OBJECTIVES) <= set(CASES)
 
 
+QUICK = ("cross_entropy", "named_outputs", "bradley_terry", "policy_gradient")
 OTHERS_HOLD = ("softmax", "pairwise")  # as `named_outputs` and `bradley_terry` do
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in OTHERS_HOLD)) for n in CASES])
+@pytest.mark.parametrize("name", [
+    *breadth((name for name in CASES if name not in OTHERS_HOLD), but=QUICK),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS_HOLD),
+])  # fmt: skip
 def test_an_objective_is_the_same_packed_alone_split_and_on_four_devices(name):
     """With inert padding and finite gradients."""
     checks, case = ("packed", "devices", "gradients", "chains", "split"), CASES[name]
@@ -145,7 +150,10 @@ def train_base(case, tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["bradley_terry", *(pytest.param(objective, marks=pytest.mark.slow) for objective in ("dpo", "pairwise", "pull"))],
+    [
+        *breadth(["bradley_terry"]),
+        *(pytest.param(objective, marks=pytest.mark.slow) for objective in ("dpo", "pairwise", "pull")),
+    ],
 )
 def test_resumed_is_undisturbed(name, tmp_path):
     """In the loop, with its log and its validation; a file's objective from the copy in the run's folder."""

@@ -77,6 +77,7 @@ def test_a_model_that_was_replaced_at_the_same_step_is_another_request(prm, scor
         refused(ValueError, "digests.model", make)
 
 
+@pytest.mark.breadth
 def test_the_digest_of_a_model_is_the_same_on_any_mesh(prm, tiny_run, monkeypatch):
     monkeypatch.setattr(jprm.loading, "make_mesh", make_mesh)  # all devices
     whole = jprm.load(tiny_run.folder, MeshConfig(fsdp=4, tensor=2))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from families import breadth
 from jax.sharding import AbstractMesh, AxisType
 from tiny_run import MODEL, chains, make_data, trees
 
@@ -97,6 +98,7 @@ def in_the_small(whole, folder):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("whole", breadth(NAMES, but=["tiny"]), indirect=True)
 def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     folder = make_data(tmp_path / "data")
     small = in_the_small(whole, folder)
@@ -110,7 +112,7 @@ def test_one_step_of_it_runs_in_the_small(whole, tmp_path, one_device):
     assert jprm.load(tmp_path / "run").step == 1
 
 
-@pytest.mark.parametrize("adapters", [False, True], ids=["its own", "adapters"])
+@pytest.mark.parametrize("adapters", [False, *breadth([True])], ids=["its own", "adapters"])
 def test_its_step_type_checks_in_the_large(whole, adapters):
     """By shapes only: nothing is allocated, nothing compiled, though the mesh be a pod's.
 

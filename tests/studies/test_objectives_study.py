@@ -97,6 +97,7 @@ def frozen_world(folder, monkeypatch, groups):
     return shared
 
 
+@pytest.mark.breadth
 def test_heads_on_a_frozen_decoder_learn_from_its_states(tmp_path, monkeypatch, one_device):
     out = tmp_path / "cells"
     shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
@@ -119,6 +120,7 @@ def test_heads_on_a_frozen_decoder_learn_from_its_states(tmp_path, monkeypatch, 
         refused(ValueError, named, study.frozen.cell, task_, objective, 0, shared, out)
 
 
+@pytest.mark.breadth
 def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path, monkeypatch, one_device):
     out, heads = tmp_path / "cells", study.heads
     shared = frozen_world(tmp_path / "world", monkeypatch, (2,))
@@ -143,6 +145,7 @@ def test_a_head_is_trained_at_every_token_and_read_at_the_ends_of_steps(tmp_path
     assert cell["tests"]["quickstart"]["n"] == 4
 
 
+@pytest.mark.breadth
 def test_the_last_layers_alone_become_an_implicit_prm(tmp_path, monkeypatch, one_device):
     out, language = tmp_path / "cells", study.language
     shared = frozen_world(tmp_path / "world", monkeypatch, (1, 1))

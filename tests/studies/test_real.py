@@ -104,6 +104,7 @@ def test_a_sample_has_the_same_states_in_a_pool_as_by_itself(smollm2_gguf, tmp_p
         assert (shared.certainty_T >= 0).all()
 
 
+@pytest.mark.breadth
 def test_a_stopped_contrast_continues_with_what_is_missing(smollm2_gguf, tmp_path, monkeypatch):
     for name in ("own_train", "own_test", *verdict.OTHERS):
         pools_of(tmp_path / f"{name}.jsonl.gz", 2)
@@ -278,6 +279,7 @@ def pools_of(path, problems, right_share=0.4):
     return np.array(rights)
 
 
+@pytest.mark.breadth
 def test_arms_choose_by_what_their_readers_find(tmp_path, few_passes):
     """From pools and states through kept scores to the verdict; samples and problems without answers count as wrong."""
     rights = {name: pools_of(tmp_path / f"{name}.jsonl.gz", 60) for name in ("own_train", "own_test")}
@@ -376,6 +378,7 @@ def test_a_prms_rule_is_the_one_that_ranks_held_out_samples(tmp_path):
         assert not of_right or not of_wrong or min(of_right) > max(of_wrong)
 
 
+@pytest.mark.breadth
 def test_kept_scores_of_ratings_are_ahead_of_position_and_length(shared_data, capsys):
     step_labels.main(shared_data)
     printed = capsys.readouterr().out

@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+from families import breadth
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
@@ -74,9 +75,10 @@ ENDS = {  # what the starts do, files and settings; the watch's status, how ofte
     "delete fails twice": (["0"], {"fail-delete": GONE * 2}, {}, 0, {"delete": 3}, [2]),
     "no setup": (["0"], {"no-setup": ""}, {"LAUNCHES": "2"}, 1, {"scp": 2}, [0]),
 }
+LONGEST = {"a reboot, and a launch", "preempted, and another slice"}
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", breadth(ENDS, but=ENDS.keys() - LONGEST))
 def test_the_watch_ends_as_its_run_and_the_slice_is_deleted(cloud, name):
     """Every start has the first commit, though the checkout has a newer one when a second slice is there."""
     plan, files, settings, status, calls, starts = ENDS[name]
@@ -117,6 +119,7 @@ def test_a_run_that_has_cost_enough_is_stopped_and_deleted(cloud):
     assert any("SIGTERM" in line for line in lines(cloud, "work/status/h0"))
 
 
+@pytest.mark.breadth
 def test_a_watch_that_starts_again_leaves_a_live_run_alone(cloud):
     live(cloud)
     second = cloud.start("watch")
@@ -134,6 +137,7 @@ def until(condition):
         time.sleep(0.02)
 
 
+@pytest.mark.breadth
 def test_after_the_hours_the_run_is_saved_and_the_slice_deleted(cloud):
     live(cloud)
     status, out = cloud(HOURS="0")

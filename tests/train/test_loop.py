@@ -92,6 +92,7 @@ with tiny.one_device():
 """
 
 
+@pytest.mark.breadth
 def test_a_killed_run_continues_exactly(tmp_path, request, one_device):
     """It ends before its sixth step, while its second checkpoint may be half written."""
     data, killed, whole = make_data(tmp_path / "data"), tmp_path / "killed", tmp_path / "whole"
@@ -203,6 +204,7 @@ def test_a_run_goes_on_with_its_own_tokenizer_alone(tiny_run, tmp_path, one_devi
 
 
 # A restore that fails leaves reads of Orbax behind; they end, with warnings, when they are collected.
+@pytest.mark.breadth
 @pytest.mark.filterwarnings("ignore:coroutine", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(tiny_run, tmp_path, one_device):
     folder = copy_of(tiny_run, tmp_path)
@@ -297,6 +299,7 @@ def test_labels_of_one_class_have_no_auroc(tmp_path, one_device):
     json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.breadth
 def test_outcomes_train_on_the_ends_of_chains_alone(tmp_path, one_device):
     data = make_data(tmp_path / "data")
     records = chains(4, longest=4)

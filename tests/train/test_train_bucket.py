@@ -32,6 +32,7 @@ def metrics(run):
     return tiny.untimed(map(json.loads, (run / "metrics.jsonl").read_bytes().splitlines()))
 
 
+@pytest.mark.breadth
 @in_memory
 def test_a_run_that_dies_in_an_upload_continues_from_the_last_whole_checkpoint(
     tiny_run, bucket, one_device, monkeypatch

@@ -217,6 +217,7 @@ class Scaled:
         return self.factor * loss, count, metrics
 
 
+@pytest.mark.breadth
 def test_a_run_records_the_objective_that_was_given(tiny_run, tmp_path, one_device):
     def recorded(folder, objective, **changes):
         with jprm.Trainer(dataclasses.replace(tiny_run.experiment, **changes), folder, objective=objective) as trainer:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import storm
 from annotating import SECRET, Desk, Process, chain, log_of, make, truth
+from families import breadth
 from refusing import bad, refused
 
 from jprm.apps import cli
@@ -502,7 +503,7 @@ def test_intervals_of_contrasts_hold_the_difference_as_often_as_they_say():
 # ---- The labelling server killed at random moments, and on a full disk: what it confirmed is there, once.
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [*breadth([2]), pytest.param(200, marks=pytest.mark.slow)])
 def test_what_was_confirmed_is_there_once_after_kills_at_random_moments(tmp_path, kills):
     counts = storm.annotate(tmp_path, kills, seed=kills)
     assert counts["kills"] == kills and counts["events"] > 0

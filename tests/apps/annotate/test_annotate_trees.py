@@ -494,6 +494,7 @@ def test_trajectories_are_selected_whole(tmp_path):
     assert rated_tree(tree_of(pool[0])).of_messages
 
 
+@pytest.mark.breadth
 def test_60_turns_are_labelled_by_keys_alone(browser, tmp_path):
     with Page(browser, make(tmp_path, work=[agent(0, turns=59), two_ways()], names=("ana",), **ONCE)) as page:
         assert page.says("problem") == "Task 0?" and page.says("solution") == "TRAJECTORY"

@@ -15,6 +15,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.breadth
 def test_shards_on_ray_give_the_bytes_of_one_process(files, cluster):  # noqa: F811
     input, output, whole = files
     on_ray = ["--engine", "ray", "shards=5", "workers=1,2"]
@@ -24,6 +25,7 @@ def test_shards_on_ray_give_the_bytes_of_one_process(files, cluster):  # noqa: F
     assert verify(input, output) == 0
 
 
+@pytest.mark.breadth
 def test_a_bad_record_is_the_command_s_own_error(files, cluster, capsys):  # noqa: F811
     input, output, _ = files
     with input.open("a") as file:
@@ -47,6 +49,7 @@ def test_options_that_do_not_fit_are_refused_in_one_line(files, options, capsys)
     assert line.startswith("error: ")
 
 
+@pytest.mark.breadth
 def test_a_dead_process_costs_no_record_and_doubles_none(cluster, tmp_path):
     """Each shard kills its process at its first attempt, after half of its work."""
 

@@ -193,6 +193,7 @@ def file(tmp_path, request):
     return path
 
 
+@pytest.mark.breadth
 def test_a_plan_from_end_to_end(file, tmp_path, capsys, monkeypatch):
     tpu("v5e-8")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")  # the command sets it

@@ -75,6 +75,7 @@ def test_readme_scores_in_python(trained):
     assert len(scores) == 3 and all(0 <= score <= 1 for score in scores)
 
 
+@pytest.mark.breadth
 def test_records_of_pandas_are_scored(trained):
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
@@ -85,6 +86,7 @@ def test_records_of_pandas_are_scored(trained):
     assert printed.split() == [str(len(record["steps"])) for record in records]
 
 
+@pytest.mark.breadth
 def test_the_world_the_positions_and_the_settings(shell):
     for name, _, block in blocks("docs/environments.md"):
         if name:
@@ -99,11 +101,13 @@ def test_a_source_of_evidence(shell):
     assert shell.python(block + "\nprint(LENGTH.name, *LENGTH.numbers)").split() == ["length", "characters"]
 
 
+@pytest.mark.breadth
 def test_an_experiment_of_reinforcement_learning(shell):
     (block,) = code("docs/reinforcement_learning.md")
     assert shell.python(block + "\nprint(experiment().credit.name)").split() == ["min_form"]
 
 
+@pytest.mark.breadth
 def test_clients_of_a_server(shell, prm):  # noqa: F811
     for name, text in STUBS.items():
         (shell.folder / name).write_text(text)

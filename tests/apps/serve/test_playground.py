@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 from browser import CONTROL, ENTER, ESCAPE, WIDE, requests_of, served
+from families import breadth
 
 from jprm.apps.serve import ServeConfig
 from jprm.apps.serve.app import make_app
@@ -210,6 +211,7 @@ def test_a_pool_is_read_and_its_chains_are_walked(page):
     assert steps(page) == ["a", "29"]
 
 
+@pytest.mark.breadth
 def test_a_tree_and_several_records_are_read(page):
     nodes = [
         {"parent": -1, "text": "a"},
@@ -384,7 +386,7 @@ def test_an_edited_step_is_in_the_box_and_scoring_again_keeps_it(page):
     assert "31" in steps(page)[1] and len(steps(page)) == 3
 
 
-@pytest.mark.parametrize(("key", "count"), [("m", 2), ("x", 2), ("s", 4)])
+@pytest.mark.parametrize(("key", "count"), [("m", 2), *breadth([("x", 2), ("s", 4)])])
 def test_merged_split_and_removed_steps_are_scored_as_they_are_shown(page, key, count):
     example(page)
     page.press("w", key)
@@ -399,6 +401,7 @@ def test_merged_split_and_removed_steps_are_scored_as_they_are_shown(page, key, 
     assert box(page).startswith("Three boxes hold 3 * 12 = 36 eggs.\nShe breaks")
 
 
+@pytest.mark.breadth
 def test_an_open_edit_is_not_dropped_by_scoring_the_box(page):
     example(page)
     page.press("w", "e")
@@ -409,6 +412,7 @@ def test_an_open_edit_is_not_dropped_by_scoring_the_box(page):
     assert "31" in steps(page)[1] and "31" in box(page)
 
 
+@pytest.mark.breadth
 def test_text_that_was_typed_in_the_box_is_not_replaced_by_an_edit(page):
     example(page)
     page.run("const r = document.getElementById('response'); r.value = 'Mine.'; r.dispatchEvent(new Event('input'))")
@@ -417,6 +421,7 @@ def test_text_that_was_typed_in_the_box_is_not_replaced_by_an_edit(page):
     assert box(page) == "Mine." and "does not show this edit" in says(page, "note")
 
 
+@pytest.mark.breadth
 def test_a_record_in_the_box_stays_a_record(page):
     ask(page, {"problem": "Q?", "steps": ["a", "29", "c"], "id": "x"})
     page.wait("return document.querySelectorAll('#steps li').length === 3", 20)

@@ -80,7 +80,7 @@ def test_a_budget_too_small_is_a_refusal(engine):  # noqa: F811
 
 
 def test_what_the_filter_does_not_accept_is_a_refusal(engine):  # noqa: F811
-    known = [expected(engine, BestOfN(4), problem=f"p1 {i}", answer=1) for i in range(60)]
+    known = [expected(engine, BestOfN(4), problem=f"p1 {i}", answer=1) for i in range(20)]
     asked = {"method": "best-of-n", "n": 4, "budget": 2000}
     strict = ask(engine, calibration=known, search=asked | {"error_rate": 0.001})
     message = strict.json()["choices"][0]["message"]

@@ -286,6 +286,7 @@ def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):
         running.close()
 
 
+@pytest.mark.breadth
 def test_critiques_that_nobody_waits_for_are_not_asked_for(serve):
     server = serve(lambda number, body: (time.sleep(2), reply(YES))[1])
     running = JudgeEngine(judge(server), 256, "judge")

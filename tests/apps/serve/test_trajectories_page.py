@@ -28,6 +28,7 @@ def folder(one_device, tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.breadth
 def test_every_block_runs(folder):
     assert text(PAGE).count("tokens=1024") == 1
     shell = Shell(folder)

@@ -114,6 +114,7 @@ def test_the_time_limit_holds_in_any_thread():
     assert verdicts == {"endless": False, "same text": True, "next": True}
 
 
+@pytest.mark.breadth
 def test_pairs_of_answers_are_judged_rightly():
     """`judged_wrongly` lists the pairs of the two other lists that are not, at most 1 % of them."""
     pairs = [(pair, True) for pair in PAIRS["equal"]] + [(pair, False) for pair in PAIRS["different"]]
@@ -128,6 +129,7 @@ def test_statements_with_other_words_and_hedges_are_judged_rightly():
     assert wrong == STATEMENTS["judged_wrongly"] and len(wrong) <= len(said) / 50
 
 
+@pytest.mark.breadth
 def test_answers_in_usual_endings_are_found_and_equal_themselves(shared_data):
     lines = (shared_data / "math500/test.jsonl").read_text(encoding="utf-8").splitlines()
     answers = [json.loads(line)["answer"] for line in lines]

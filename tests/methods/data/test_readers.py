@@ -11,6 +11,7 @@ import pathlib
 from typing import Any
 
 import pytest
+from families import breadth
 from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refused
@@ -283,7 +284,7 @@ any_item = st.recursive(
 )
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", breadth(READERS, but=["columns", "jsonl", "openai", "otel", "pools", "prm800k"]))
 @given(item=any_item)
 def test_any_item_gives_records_or_a_record_error(name, item):
     reader = find(name)

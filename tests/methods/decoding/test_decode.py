@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from pod import Pod
 from refusing import refused
 from test_gguf import write
@@ -57,7 +58,7 @@ def tokens():
     return tokens
 
 
-@pytest.fixture(scope="module", params=[CONFIG, WINDOWS], ids=["plain", "windows"])
+@pytest.fixture(scope="module", params=[CONFIG, *breadth([WINDOWS])], ids=["plain", "windows"])
 def config(request):
     return request.param
 
@@ -208,7 +209,7 @@ def test_as_many_devices_as_divide_the_heads_split_them(heads, kv_heads, mlp, de
     assert copy.heads == heads and copy.kv_heads % mesh.shape["tensor"] == 0
 
 
-@pytest.mark.parametrize("count", [4, 8])
+@pytest.mark.parametrize("count", [4, *breadth([8])])
 def test_split_by_heads_it_draws_the_ids_that_it_drew_split_by_width(count):
     """On 4 devices the two key-value heads are repeated; on 8 there are two copies of the model beside."""
     learner = make_mesh(MeshConfig(), DEVICES[:count])
@@ -270,7 +271,9 @@ def test_the_head_alone_is_rounded_in_bfloat16():
     np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in states))
 
 
-@pytest.mark.parametrize("config", [MODEL, dataclasses.replace(GEMMA, head="language")], ids=["tiny", "gemma"])
+@pytest.mark.parametrize(
+    "config", [MODEL, *breadth([dataclasses.replace(GEMMA, head="language")])], ids=["tiny", "gemma"]
+)
 def test_a_copy_in_int8_is_near(config):
     learner, mesh = make_mesh(MeshConfig(), DEVICES[:4]), mesh_by_heads(config, DEVICES[:4])
     small = sampler(config, learner, mesh, dtype="int8")
@@ -369,7 +372,9 @@ def test_a_product_over_what_is_summed_is_a_product_of_integers_times_the_scale(
     np.testing.assert_allclose(jnp.einsum("BTD,DKGH->BTKGH", x_BTD, query.astype("float32")), product, atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [TINY, dataclasses.replace(GEMMA, head="language")], ids=["tiny", "gemma"])
+@pytest.mark.parametrize(
+    "config", [TINY, *breadth([dataclasses.replace(GEMMA, head="language")])], ids=["tiny", "gemma"]
+)
 def test_the_model_computes_with_what_the_integers_stand_for(config):
     weights = params(config)
     small = held_decoder(weights["decoder"], "int8")
@@ -407,6 +412,7 @@ def test_a_parameter_whose_products_are_not_known_is_refused():
         held_decoder(params(config)["decoder"], "int8")
 
 
+@pytest.mark.breadth
 def test_a_run_is_scored_in_a_smaller_type(tiny_run, one_device):
     chain = {"problem": "p0 1", "steps": ["add 1", "bad 2", "cut 3"]}
     whole = jprm.load(tiny_run.folder).score(**chain)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+from families import breadth
 
 from jprm.methods.decoding.decode import draw
 
@@ -24,7 +25,7 @@ def closed_form(temperature, top_p):
 
 
 @pytest.mark.parametrize("temperature, top_p", [(1.0, 1.0), (0.5, 1.0), (1.0, 0.9), (1.5, 0.5), (1.0, 1e-6)])
-@pytest.mark.parametrize("padding", [0, 400])
+@pytest.mark.parametrize("padding", [0, *breadth([400])])
 def test_draws_follow_the_closed_form(temperature, top_p, padding):
     # Impossible tokens before, so that the vocabulary is more than one block of the inversion.
     logits = np.concatenate([np.full(padding, -np.inf, np.float32), LOGITS])

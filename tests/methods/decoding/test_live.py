@@ -145,11 +145,13 @@ def test_steps_go_into_batches_of_the_fewest_cells_and_calls(prm):
         assert sum(cost([lengths[i] for i in batch]) for batch in batches) == least
 
 
+@pytest.mark.breadth
 @pytest.mark.parametrize("sizes", [(2, 2, 2)])
 def test_every_mesh_scores_as_one_device_does(sizes):
     grow(make(make_mesh(MeshConfig(*sizes))), 3, 3, None)
 
 
+@pytest.mark.breadth
 def test_the_way_of_attention_does_not_matter_to_a_cache():
     """Tokens that are decoded have a way of their own."""
     scores = []

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from families import breadth
 from refusing import refused
 from test_live import CLOSE, LAYOUT, make, word
 from tiny import compiling
@@ -55,7 +56,7 @@ def same(got, expected):
         np.testing.assert_allclose(value_N, expected[name], **CLOSE)
 
 
-@pytest.mark.parametrize("sizes, seed", [((1, 1, 1), 0), ((2, 2, 2), 1)])
+@pytest.mark.parametrize("sizes, seed", [((1, 1, 1), 0), *breadth([((2, 2, 2), 1)])])
 def test_outputs_are_the_models_and_only_new_tokens_are_computed(sizes, seed):
     prm, rng = make(make_mesh(MeshConfig(*sizes), jax.devices()[: int(np.prod(sizes))])), np.random.default_rng(seed)
     cache, known = PrefixCache(prm, 1024), {"me": set(), "you": set()}

@@ -201,6 +201,7 @@ def test_bad_records_are_named():
     refused(ScoreError, "records", report_of, [])
 
 
+@pytest.mark.breadth
 def test_the_real_pool_with_a_scorer_that_knows_nothing(shared_data, monkeypatch):
     """1,319 GSM8K problems x 19 chains: published mean 0.519, any-correct 0.883, majority vote 0.657."""
     path = shared_data / "pools/gsm8k_chatgpt_n19.jsonl"

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run as tiny
+from families import breadth
 from refusing import refused
 from tiny import chain_ids, every_logit, params
 from tiny_run import MODEL
@@ -53,6 +54,7 @@ KINDS = {
     "mixtral-window": MIXTURE | dict(windows=(3,), layer_groups=(1, 1)),
     "gpt_oss": GPT_OSS,
 }
+FEW = ("llama", "qwen2", "gemma2", "ternary", "gpt_oss")
 POLICIES = {"olmo2": dict(qkv_bias=False, qk_norm=False, design="olmo", qk_width_norm=True), **{
     kind: KINDS[kind] for kind in ("glm4", "phi4", "mixtral", "gpt_oss")}}  # fmt: skip
 IDS = np.random.default_rng(0).integers(0, MODEL.vocab_size, 24).tolist()
@@ -82,7 +84,7 @@ def in_transformers(folder, ids):
         return model.eval()(torch.tensor([ids])).logits[0].numpy(), model.config
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", breadth(KINDS, but=FEW))
 def test_transformers_computes_the_same_logits(tmp_path, kind):
     prm = untrained(tmp_path / "run", kind)
     folder, ids = export(prm, tmp_path / "out"), ids_of(prm)
@@ -93,7 +95,7 @@ def test_transformers_computes_the_same_logits(tmp_path, kind):
     assert tuple(config.id2label.values()) == HEADS[prm.config.head].channels
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", breadth(KINDS, but=FEW))
 def test_what_is_exported_reads_back_bit_for_bit(tmp_path, kind):
     prm = untrained(tmp_path / "run", kind)
     single = export(prm, tmp_path / "one")
@@ -301,6 +303,7 @@ def test_models_that_transformers_lacks_are_refused(tmp_path, changes, message):
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.breadth
 def test_a_language_model_is_written_from_its_file(smollm2_gguf, tmp_path, monkeypatch):
     """With its chat template; a classifier, which jprm would write as what it is not, is refused."""
     config = dataclasses.replace(gguf.model_config(smollm2_gguf), layers=1)  # a thirtieth of the time
@@ -321,6 +324,7 @@ def test_a_language_model_is_written_from_its_file(smollm2_gguf, tmp_path, monke
         refused(ValueError, "reward model|was not trained here", export, source, tmp_path / "no", **options)
 
 
+@pytest.mark.breadth
 def test_from_a_folder_through_training_to_a_folder(tmp_path, one_device, capsys):
     """`base` takes an exported folder, and `jprm convert` writes the run that started there."""
     start = export(untrained(tmp_path / "first", "qwen2"), tmp_path / "start")

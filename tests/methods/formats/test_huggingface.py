@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_run
+from families import breadth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusing import refused
@@ -149,7 +150,7 @@ def test_hidden_states_equal_those_of_transformers(tmp_path, kind):
     assert_states_close(states(load_decoder(tmp_path, config), config), expected(model), kind)
 
 
-@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.parametrize("kind", breadth(NEW, but=["olmo3", "gpt_oss", "qwen3_next"]))
 def test_hidden_states_and_gradients_equal_those_of_transformers(tmp_path, kind):
     """Of every parameter: transformers' gradients are written as a folder, and read as its weights are."""
     torch = pytest.importorskip("torch", reason=REASON)

@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from families import breadth
 from published import (
     LLAMA_CHAT,
     PROBLEM,
@@ -84,7 +85,7 @@ def make(folder, family, architecture=""):
     return folder, score
 
 
-@pytest.fixture(scope="module", params=["Qwen2", "Llama", "Qwen2ForRewardModel"])
+@pytest.fixture(scope="module", params=["Qwen2", *breadth(["Llama", "Qwen2ForRewardModel"])])
 def model(request, tmp_path_factory):
     family, architecture = ("Qwen2", request.param) if request.param.endswith("Model") else (request.param, "")
     folder, score = make(tmp_path_factory.mktemp("outcome") / "model", family, architecture)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from refusing import refused
 from test_live import CLOSE, make
 from tiny import TINY, params, random_tree
@@ -67,7 +68,11 @@ GPT_OSS = dict(
 
 @pytest.mark.parametrize(
     ("mixers", "more"),
-    [((name,), {}) for name in RULES] + [(("attention", "SINKS"), {}), (("sinks",), GPT_OSS)],
+    [
+        *breadth([((name,), {}) for name in RULES], but=[(("SAME",), {}), (("SINKS",), {})]),
+        *breadth([(("attention", "SINKS"), {})]),
+        (("sinks",), GPT_OSS),
+    ],
     ids=[*RULES, "both", "gpt-oss"],
 )
 def test_a_rule_is_the_same_packed_alone_live_cached_and_on_four_devices(mixers, more):

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import breadth
 from flax.traverse_util import flatten_dict
 from refusing import refused
 from test_gguf import write
@@ -119,6 +120,7 @@ def test_a_row_with_too_many_states_is_not_a_number(rows):
     assert np.isnan(np.asarray(hidden(params(few), few, rows))).any()
 
 
+@pytest.mark.breadth
 def test_trees_are_chains_alone_and_padding_and_siblings_are_inert(rows):
     packed, layout = packed_trees(TREES), Letters()
     score = np.asarray(logits(params(HYBRID), HYBRID, rows))
@@ -140,7 +142,7 @@ def test_trees_are_chains_alone_and_padding_and_siblings_are_inert(rows):
         assert (moved > 1e-4) == sees and (sees or moved == 0)
 
 
-@pytest.mark.parametrize("kind", ["deltanet", "experts"])
+@pytest.mark.parametrize("kind", ["deltanet", *breadth(["experts"])])
 def test_a_model_is_the_same_packed_alone_live_and_on_four_devices(kind):
     model = {"deltanet": dataclasses.replace(HYBRID, mixers=("deltanet", "attention")), "experts": MIXED}[kind]
     model = dataclasses.replace(model, vocab_size=256, layers=2, layer_groups=())
@@ -194,7 +196,7 @@ def test_tokens_go_through_the_experts_that_their_router_chooses():
     np.testing.assert_allclose(actual, wanted, atol=1e-4, rtol=1e-4)  # sums of float32 of size 100
 
 
-@pytest.mark.parametrize("sizes", [(1, 2, 2, 1, 2), (1, 1, 1, 2, 2)])
+@pytest.mark.parametrize("sizes", [*breadth([((1, 2, 2, 1, 2),)]), (1, 1, 1, 2, 2)])
 def test_experts_on_a_split_mesh_compute_what_one_device_does(tree_rows, sizes):
     one_of_each = dataclasses.replace(BALANCED, layers=2)
     wanted = gradient(params(one_of_each), tree_rows, one_of_each)
@@ -208,7 +210,9 @@ def test_experts_on_a_split_mesh_compute_what_one_device_does(tree_rows, sizes):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-4, rtol=1e-3), actual, wanted)
 
 
-@pytest.mark.parametrize("sizes, clamp", [((1, 1, 1, 1, 8), 0.0), ((1, 2, 2, 1, 2), 7.0)])  # gpt-oss has biases
+@pytest.mark.parametrize(
+    "sizes, clamp", [((1, 1, 1, 1, 8), 0.0), *breadth([((1, 2, 2, 1, 2), 7.0)])]
+)  # gpt-oss has biases
 def test_blocks_of_choices_are_exact_however_tokens_choose(sizes, clamp, monkeypatch):
     """Values and gradients are one device's, which has no blocks, if choices fill few, many or no blocks of 8."""
     monkeypatch.setattr(experts, "BLOCK", 8)
@@ -332,6 +336,7 @@ def test_a_pattern_of_new_parameters_that_matches_none_is_an_error(tmp_path):
     refused(ValueError, "new_parameters='query'", base.load_decoder, file, MODEL, new="query")
 
 
+@pytest.mark.breadth
 def test_a_run_of_before_the_layer(tmp_path, monkeypatch):
     data = make_data(tmp_path / "data")
     before = experiment(data, model=dataclasses.replace(MODEL, rope_theta=124.0), steps=1)

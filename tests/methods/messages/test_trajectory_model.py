@@ -119,6 +119,7 @@ def gradients(rows):
     return jax.value_and_grad(loss_of(rows))(params(MODEL))
 
 
+@pytest.mark.breadth
 def test_gradients_of_some_turns_are_those_of_each_alone():
     """The loss of a packed tree is the sum over its labelled turns, each with all before it in a row of its own."""
     tree = short(7)
@@ -187,6 +188,7 @@ def test_figures_see_steps_alone():
     assert record_of(tree) == record_of(tree_of(record_of(tree)))
 
 
+@pytest.mark.breadth
 def test_logits_of_padding_do_not_matter(prm):
     tree = token_tree(short(2), LAYOUT)
     small, large = (pack([tree], tokens, 64, too_long="error") for tokens in (1024, 2048))
@@ -230,6 +232,7 @@ def test_a_turns_log_ratio_is_of_the_tokens_that_the_agent_wrote(tuned):
     assert [set(message["outputs"]) for message in told] == [{"turn"}] * len(told)
 
 
+@pytest.mark.breadth
 def test_log_ratios_of_a_tree_are_those_of_each_trajectory(tuned):
     for seed in range(2):
         tree = short(seed)

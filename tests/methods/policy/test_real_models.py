@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from families import breadth
 from tiny import chain_rows
 
 from jprm.checkpoints.base import load_language_head
@@ -33,7 +34,7 @@ So x = 9.375, which is about nine dollars and thirty-eight cents. # Answer
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "qwen", "qwen15")]
 
 
-@pytest.fixture(scope="module", params=["smollm2", *SLOW])
+@pytest.fixture(scope="module", params=[*breadth(["smollm2"]), *SLOW])
 def file(request):
     return request.getfixturevalue(f"{request.param}_gguf")
 

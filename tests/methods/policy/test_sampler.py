@@ -139,6 +139,7 @@ def test_more_draws_than_rows_are_decoded_in_turns(chains):
     assert_same(make(temperature=1.0, rows=4).sample(PREFIXES, N, until="end", seed=5), chains)
 
 
+@pytest.mark.breadth
 def test_every_mesh_draws_as_one_device_does(chains):
     policy = make(make_mesh(MeshConfig(2, 2, 2)), temperature=1.0)
     assert_same(policy.sample(PREFIXES, N, until="end", seed=5), chains)

@@ -81,6 +81,7 @@ def wanted(begun=()):
     return [Wanted(prompt(prefix), i, j, begun[i * N + j]) for i, prefix in enumerate(PROBLEMS) for j in range(N)]
 
 
+@pytest.mark.breadth
 def test_chains_go_on_in_fewer_rows_than_devices():
     mesh, few = make_mesh(MeshConfig(2, 1, 1), jax.devices()[:2]), wanted()[:3]
     single, many = (

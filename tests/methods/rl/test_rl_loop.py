@@ -8,6 +8,7 @@ import re
 import jax
 import numpy as np
 import pytest
+from families import breadth
 from flax.traverse_util import flatten_dict
 from refusing import bad, refused
 from tiny_rl import chain, experiment, make, refresh
@@ -75,7 +76,7 @@ def killed_in(places, config, run):
         return loop.train(config, run)
 
 
-@pytest.mark.parametrize("places", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("places", [*breadth([SOME]), pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_a_run_killed_in_any_phase_ends_bit_for_bit_like_a_whole_one(data, whole, tmp_path, places, one_device):
     folder, result, phases = whole
     assert {phase for _, phase in phases} == {phase for _, phase in ALL}
@@ -239,7 +240,7 @@ def test_demonstrations_become_likelier(data, tmp_path, one_device):
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("rejection", "step_dpo")]
 
 
-@pytest.mark.parametrize("method", ["dpo", *SLOW])
+@pytest.mark.parametrize("method", [*breadth(["dpo"]), *SLOW])
 def test_baselines_make_correct_answers_likelier(data, tmp_path, method, one_device):
     config = experiment(data, method=method, updates=8, minibatches=1, evaluate_every=8, prm="", samples=16)
     first, last = loop.train(config, tmp_path / "run")["evaluations"]

@@ -95,17 +95,27 @@ def experiment(folder, **changes):
     return RLExperiment(**(values | changes))
 
 
-def test_a_run_in_an_environment_learns_counts_what_is_lost_and_continues(folder):
+@pytest.fixture(scope="module")
+def halves(folder):
+    """The results of a run that ended after one update, and of its continuation."""
     with one_device():
-        result = loop.train(experiment(folder), folder / "run")
-    updates = [line for line in lines(folder / "run") if "lost" in line]
+        return [loop.train(experiment(folder, updates=updates), folder / "halves") for updates in (1, 2)]
+
+
+def test_a_run_in_an_environment_learns_counts_what_is_lost_and_continues(folder, halves):
+    first, result = halves
+    updates = [line for line in lines(folder / "halves") if "lost" in line]
+    assert first["update"] == 1
     assert result["finished"] and [line["update"] for line in updates] == [1, 2]
     assert any(line["lost"] > 0 for line in updates) and all(line["observed"] > 0 for line in updates)
     assert all(line["packed_tokens"] < line["separate_tokens"] for line in updates)
+
+
+@pytest.mark.breadth
+def test_a_run_in_an_environment_that_continues_is_one_that_was_not_stopped(folder, halves):
     with one_device():
-        first = loop.train(experiment(folder, updates=1), folder / "halves")
-        again = loop.train(experiment(folder), folder / "halves")
-    assert first["update"] == 1 and again["evaluations"][-1]["gold_P"] == result["evaluations"][-1]["gold_P"]
+        whole = loop.train(experiment(folder), folder / "run")
+    assert whole["evaluations"][-1]["gold_P"] == halves[1]["evaluations"][-1]["gold_P"]
 
 
 def test_a_prm_scores_every_turn_of_episodes(folder, one_device):

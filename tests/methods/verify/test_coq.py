@@ -69,6 +69,7 @@ def test_a_theorem_that_coq_rejects_opens_all():
     assert labels("Theorem t : forall n : natural, n = n.", ["intros n.", "reflexivity."]) == [None, None]
 
 
+@pytest.mark.breadth
 def test_a_tactic_that_hangs_is_open_and_ends():
     start = time.monotonic()
     steps = ["intros n.", "do 1000000000 pose n.", "reflexivity."]

@@ -7,6 +7,7 @@ import os
 import time
 
 import pytest
+from families import breadth
 from hostile import programs as hostile
 from refusing import refused
 
@@ -206,12 +207,12 @@ HONEST = (
 )
 
 
-@pytest.mark.parametrize("program", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_program_has_its_own_report_alone(starts, program):
+@pytest.mark.parametrize("name", breadth(HOSTILE, but=["loop", "files", "descriptors"]))
+def test_a_hostile_program_has_its_own_report_alone(starts, name):
     """The honest ones hold the same file each, so they see whether any other was there before."""
     tests = (*AREAS, "assert free == ['own']")
     honest = [Program(HONEST + f"\n# {i}", tests) for i in range(2)]
-    batch = [honest[0], Program(program + "\ndef area(side): return 7", tests), honest[1]]
+    batch = [honest[0], Program(HOSTILE[name] + "\ndef area(side): return 7", tests), honest[1]]
     began = time.monotonic()
     first, hostile, second = run_programs(batch, Limits(seconds=1.0))
     assert first.passed and second.passed and first.behaviour == second.behaviour

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from families import breadth
 from refusing import refused
 from test_turns import echo, layout, policy  # noqa: F401
 
@@ -74,7 +75,7 @@ def test_a_policy_in_a_world_is_a_policy(acting, policy, layout):  # noqa: F811
     assert [s.steps for s in again.sample([prefix], 4, until="end", seed=5)[0]] == [s.steps for s in ends]
 
 
-@pytest.mark.parametrize("method", [BestOfN(6), Beam(2, 2, 4), MCTS(6, 2, max_steps=4)])
+@pytest.mark.parametrize("method", [BestOfN(6), *breadth([Beam(2, 2, 4), MCTS(6, 2, max_steps=4)])])
 def test_methods_of_search_work_on_turns(acting, tmp_path, method):
     write_records(tmp_path / "tasks.jsonl", [{"problem": problem} for problem in PROBLEMS])
     acting.know(tmp_path / "tasks.jsonl")

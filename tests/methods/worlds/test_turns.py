@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 from chat_templates import FAMILIES, QWEN25, tokenizer, unmarked
+from families import breadth
 from refusing import refused
 from test_sampler import weights
 from tiny import TINY, placed
@@ -205,7 +206,10 @@ def mask_of(theirs, messages, tools):
     return list(rendered["input_ids"]), list(rendered["assistant_masks"])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+FEW = ("qwen2.5", "mistral")
+
+
+@pytest.mark.parametrize("family", breadth(FAMILIES, but=FEW))
 def test_the_ids_of_every_turn_are_those_of_transformers(family):
     """The ids up to a turn, the turn's first and last token, for 200 random trajectories."""
     ours, theirs, options = read_by_jprm(family), read_by_transformers(family), FAMILIES[family][3]
@@ -236,7 +240,7 @@ def test_marks_in_a_template_and_prompts_say_the_same(family):
         assert turns_of(tree, read_by_jprm(family)) == turns_of(tree, read_by_jprm(family, marked=True))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", breadth(FAMILIES, but=FEW))
 def test_a_trees_turns_are_those_of_its_trajectories_alone(family):
     """Each step's path in the tree has the ids of its trajectory alone, and ends where they end."""
     ours, options = read_by_jprm(family), FAMILIES[family][3]
