@@ -41,8 +41,12 @@ class Conversation:
         return bool(self._open or self._unnamed)
 
     @property
+    def turns(self) -> int:
+        return len(self._messages) - self.inputs
+
+    @property
     def has_turn(self) -> bool:
-        return len(self._messages) > self.inputs
+        return self.turns > 0
 
     def _join(self) -> None:
         """Joins the collected texts of the last turn into its message."""
@@ -87,7 +91,8 @@ class Conversation:
     def answer(self, call_id: Any, text: str) -> None:
         """Adds a tool result. If no call of the last turn matches it, it becomes a user message.
 
-        If the result or the calls have no id, it answers any open call.
+        If the result or the calls have no id, it answers any open call. A message that came while the tool ran
+        follows the result.
         """
         call_id = call_id if isinstance(call_id, str) and call_id else None
         if call_id in self._ids:
@@ -99,7 +104,10 @@ class Conversation:
         else:
             self.say("user", text)
             return
-        self._messages.append({"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
+        at = len(self._messages)
+        while self._messages[at - 1]["role"] == "user":
+            at -= 1
+        self._messages.insert(at, {"role": "tool", "content": text, **({"tool_call_id": call_id} if call_id else {})})
         self.inputs += 1
 
     def cut(self, count: int) -> None:

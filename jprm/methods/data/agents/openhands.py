@@ -6,46 +6,105 @@ the `to_llm_message` of each event (openhands-sdk 1.58).
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
 from jprm.methods.data.agents.conversation import Conversation
-from jprm.methods.data.agents.logs import kept, trajectory_of
+from jprm.methods.data.agents.logs import kept, trajectories
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import Event, LeftOut, Reader, Record, take
 from jprm.methods.messages.messages import call_of, thoughts_of_blocks
 
 
 def parse_openhands(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectory of OpenHands events, or one per line of its evaluations, {"instance_id", "history"}.
+    """Yields the trajectories in OpenHands events, or in each line of its evaluations, {"instance_id", "history"}.
 
     Events with `action` or `observation` are version 0, events with `kind` version 1. All calls of one response are one
-    turn. A condensation is refused, because the agent read a different text after it.
+    turn. A condensation begins another trajectory, because the agent read a summary in the place of earlier events.
     """
     left = Leftovers(options)
     if not any(isinstance(value, Mapping) and "history" in value for _, value in events):
-        yield _of_openhands(events, {}, where, left)
+        yield from _trajectories(events, {}, where, left, options)
     else:
         for place, value in events:
             inner = [Event(place, event) for event in take(value, "history", list, place)]
             about = {key: value[key] for key in ("instance_id", "instruction") if key in value}
-            yield _of_openhands(inner, {**kept(value, place), **about}, place, left)
+            yield from _trajectories(inner, {**kept(value, place), **about}, place, left, options)
     yield from left
 
 
-def _of_openhands(events: Sequence[Event], about: Record, where: str, left: Leftovers) -> Record:
-    conversation, tools = Conversation(left=left), []
+def _trajectories(
+    events: Sequence[Event], about: Record, where: str, left: Leftovers, options: SessionOptions
+) -> Iterator[Record]:
+    """Reads the events; after a condensation, a new part reads those that are still in the context once more."""
+    parts, context, turns, tools = [Conversation(left=left)], [], 0, []
     for i, (place, event) in enumerate(events):
-        field = f"events[{i}]"
-        event = object_of(event, place, field, "Is this file of OpenHands' events?")
-        if isinstance(event.get("kind"), str):
-            tools = _event_1(event, conversation, place, field) or tools
-        elif "action" in event or "observation" in event:
-            tools = _event_0(_with_arguments(event), conversation, place, field) or tools
-        else:
-            raise RecordError(place, field, "has no `kind`, `action` or `observation`", "Is this file of OpenHands?")
-    return trajectory_of({**about, "messages": conversation.messages, **({"tools": tools} if tools else {})}, where)
+        event = object_of(event, place, f"events[{i}]", "Is this file of OpenHands' events?")
+        if _is_condensation(event):
+            context = _condensed(context, event, place, f"events[{i}]")
+            if parts[-1].turns == turns:  # no new turn since the condensation before
+                parts.pop()
+            parts.append(Conversation(left=Leftovers(options)))
+            for old in context:
+                _add(*old, parts[-1])
+            parts[-1].left, turns = left, parts[-1].turns
+            continue
+        context.append((event, place, f"events[{i}]"))
+        tools = _add(*context[-1], parts[-1]) or tools
+    if len(parts) > 1 and parts[-1].turns == turns:
+        left.skip("messages after a compaction, without a turn")
+        parts.pop()
+    yield from trajectories(parts, {**about, **({"tools": tools} if tools else {})}, where, left, re.compile(""))
+
+
+_Placed = tuple[Mapping[str, Any], str, str]
+"""An event, its place in the file and its field."""
+
+
+def _add(event: Mapping[str, Any], place: str, field: str, conversation: Conversation) -> list:
+    """Adds an event to the conversation; returns its tools."""
+    if isinstance(event.get("kind"), str):
+        return _event_1(event, conversation, place, field)
+    if "action" not in event and "observation" not in event:
+        raise RecordError(place, field, "has no `kind`, `action` or `observation`", "Is this file of OpenHands?")
+    return _event_0(_with_arguments(event), conversation, place, field)
+
+
+def _is_condensation(event: Mapping[str, Any]) -> bool:
+    return event.get("action") == "condensation" or event.get("kind") == "Condensation"
+
+
+def _condensed(context: Sequence[_Placed], event: Mapping[str, Any], place: str, field: str) -> list[_Placed]:
+    """Returns the events that stay in the context, with the summary at the place of the first that left it.
+
+    A call leaves with its result, and a former summary with the events that it stood for.
+    """
+    about = held if isinstance(held := event.get("args"), Mapping) else event
+    forgotten = set(list_of(about.get("forgotten_event_ids") or [], place, field + ".forgotten_event_ids"))
+    first, last = (about.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
+    forgotten |= set(range(first, last + 1)) if isinstance(first, int) and isinstance(last, int) else set()
+    leaves = [old.get("kind") == _SUMMARY or old.get("id") in forgotten for old, *_ in context]
+    calls: dict[Any, int] = {}
+    for i, (old, *_) in enumerate(context):
+        if "action" in old or old.get("kind") == "ActionEvent":
+            calls[_call_id(old)] = i
+        elif (call := calls.get(_call_id(old) or "")) is not None:
+            leaves[i] = leaves[call] = leaves[i] or leaves[call]
+    stay = [item for leave, item in zip(leaves, context, strict=True) if not leave]
+    if isinstance(summary := about.get("summary"), str):
+        stay.insert([*leaves, True].index(True), ({"kind": _SUMMARY, "summary": summary}, place, field))
+    return stay
+
+
+_SUMMARY = "CondensationSummaryEvent"
+
+
+def _call_id(event: Mapping[str, Any]) -> Any:
+    """Returns the id of the call that an event makes or answers."""
+    return (held if isinstance(held := event.get("tool_call_metadata"), Mapping) else event).get("tool_call_id")
 
 
 def _after_command(text: str, about: Any, exit_code: Any) -> str:
@@ -60,8 +119,6 @@ def _after_command(text: str, about: Any, exit_code: Any) -> str:
         text += f"\n[Command finished with exit code {code}]"
     return text
 
-
-_CONDENSED = "Cut the file there and read the parts as two, or give the model's own calls (`openai`)."
 
 # ------------------------------------------------------------------------------------------------------------ version 0
 
@@ -100,8 +157,6 @@ def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, f
     metadata = held if isinstance(held := event.get("tool_call_metadata"), Mapping) else {}
     if kind in _SILENT_0:
         conversation.left.skip(f"event {kind!r}")
-    elif kind == "condensation":
-        raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
     elif "observation" in event:
         text = _observed_0(event, kind, where, field)
         if kind == "run" and not metadata and not conversation.waits:
@@ -180,14 +235,17 @@ def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, f
         content, place = message.get("content") or [], within + "llm_message.content"
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content, where, place)
         text = left.text([*parts, *more], where, place)
-        if message.get("role") == "assistant":
+        if message.get("role") == "tool" or message.get("tool_calls") and not text:
+            left.skip("message that repeats an action or its observation")
+        elif message.get("role") == "assistant":
             conversation.write(None, text, _thoughts(message, where, within + "llm_message"))
         else:
             conversation.say(str(message.get("role")), text)
     elif kind == "ActionEvent":
         call = take(event, "tool_call", dict, where, within)
         text = left.text(event.get("thought"), where, within + "thought")
-        called = call_of(call.get("name"), call.get("arguments"), call.get("id"))
+        function = held if isinstance(held := call.get("function"), Mapping) else call
+        called = call_of(function.get("name"), function.get("arguments"), call.get("id"))
         conversation.write(
             event.get("llm_response_id") or event.get("id"), text, _thoughts(event, where, field), called
         )
@@ -195,8 +253,8 @@ def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, f
         name, before = _OBSERVED_1[kind]
         text = before + take(event, name, str, where, within) if name else _observed_1(event, left, where, within)
         conversation.answer(event.get("tool_call_id"), text + left.text(more, where, within + "extended_content"))
-    elif kind in ("Condensation", "CondensationSummaryEvent"):
-        raise RecordError(where, field, "is a condensation, after which the agent read another text", _CONDENSED)
+    elif kind == _SUMMARY:
+        conversation.say("user", take(event, "summary", str, where, within))
     else:
         left.skip(f"event {kind!r}")
     return []
@@ -218,6 +276,9 @@ def _observed_1(event: Mapping[str, Any], left: Leftovers, where: str, within: s
     """Returns the text of an observation, like its `to_llm_content`."""
     observation = take(event, "observation", dict, where, within)
     key = next((key for key in ("content", "output", "result", "text") if observation.get(key) is not None), None)
+    if key is None and left.drop and observation:
+        left.skip("observation without a text, read as JSON")
+        return json.dumps(observation, ensure_ascii=False)
     if key is None:
         reason = f"has no text (its fields: {', '.join(observation)})"
         raise RecordError(where, within + "observation", reason, "Write what the agent read as `content`.")

@@ -121,6 +121,76 @@ def test_thoughts_have_three_places(fields, thoughts, tmp_path):
     assert record["messages"][1].get("reasoning_content") == thoughts
 
 
+def named(event, number):
+    """An event with an id; the ids of its call and response get the number."""
+    ids = {key: f"{event[key]}{number}" for key in ("tool_call_id", "llm_response_id") if key in event}
+    call = {"tool_call": {**event["tool_call"], "id": f"c{number}"}} if "tool_call" in event else {}
+    return {**event, "id": f"e{number}", **ids, **call}
+
+
+def told(record):
+    return [(m["role"], m["content"]) for m in record["messages"]]
+
+
+def condensed(*ids, **more):
+    return {"kind": "Condensation", "forgotten_event_ids": [f"e{i}" for i in ids], "summary_offset": 2, **more}
+
+
+CONTEXT = [("system", "Be brief."), ("user", "Fix.")]
+
+
+def step(number):
+    """A call and its result, which have the same id here."""
+    return [named(acted(thought=[text(f"I run {number}.")]), number), named(terminal(f"ls {number}"), number)]
+
+
+def step_told(number):
+    return [("assistant", f"I run {number}."), ("tool", f"ls {number}")]
+
+
+@pytest.mark.parametrize(
+    ("events", "wanted"),
+    [
+        ([*step(1), *step(2), condensed(1, summary="So far."), *step(3)],
+         [[*step_told(1), *step_told(2)], [("user", "So far."), *step_told(2), *step_told(3)]]),
+        ([*step(1), condensed(1, summary="So far."), *step(2), condensed(2, summary="So far, 2."), *step(3)],
+         [step_told(1), [("user", "So far."), *step_told(2)], [("user", "So far, 2."), *step_told(3)]]),
+        ([*step(1), *step(2), condensed(1, summary="So far."), condensed(2, summary="So far, 2."), *step(3)],
+         [[*step_told(1), *step_told(2)], [("user", "So far, 2."), *step_told(3)]]),
+        ([*step(1), *step(2), condensed(1), *step(3)],
+         [[*step_told(1), *step_told(2)], [*step_told(2), *step_told(3)]]),
+        ([*step(1), condensed(1, summary="So far.")], [step_told(1)]),
+        ([*step(1), named(acted(thought=[text("I run 2.")]), 2), {**terminal("ls 2"), "id": "o2", "tool_call_id": "c2"},
+          condensed(1, 2, summary="So far."), *step(3)],
+         [[*step_told(1), *step_told(2)], [("user", "So far."), *step_told(3)]]),
+    ],
+    ids=["a part", "two", "one after another", "no summary", "no turn after it", "a call leaves with its result"],
+)  # fmt: skip
+def test_a_condensation_begins_a_part_that_holds_the_summary(events, wanted, tmp_path):
+    records, _ = read([system(), said("user", "Fix."), *events], tmp_path)
+    assert [told(record) for record in records] == [[*CONTEXT, *part] for part in wanted]
+    assert {record["problem"] for record in records} == {"Fix."}
+
+
+def test_events_of_a_port_that_repeat_one_another_are_read_once(tmp_path):
+    """OpenHands-Tab writes each call and result as a message too, and its tools' own fields in an observation."""
+    call = {"id": "c", "type": "function", "function": {"name": "terminal", "arguments": "{}"}}
+    repeated = {"kind": "MessageEvent", "llm_message": {"role": "assistant", "content": [], "tool_calls": [call]}}
+    result = observed(observation={"stdout": "a.py", "exit_code": 0})
+    (record,), left = read(
+        [said("user", "Fix."), repeated, acted(tool_call=call), result, said("tool", "{}")], tmp_path
+    )
+    assert told(record) == [("user", "Fix."), ("assistant", ""), ("tool", '{"stdout": "a.py", "exit_code": 0}')]
+    assert record["messages"][1]["tool_calls"][0]["function"]["name"] == "terminal"
+    assert left == {"message that repeats an action or its observation": 2,
+                    "observation without a text, read as JSON": 1}  # fmt: skip
+
+
+def test_a_message_that_came_while_the_tool_ran_follows_the_result(tmp_path):
+    (record,), _ = read([said("user", "Fix."), acted(), said("user", "And b."), terminal()], tmp_path)
+    assert told(record) == [("user", "Fix."), ("assistant", ""), ("tool", "ls"), ("user", "And b.")]
+
+
 # ---- Version 0.
 
 RESPONSE = {"id": "r", "choices": [{"message": {"content": "I look.", "tool_calls": [
@@ -171,3 +241,15 @@ def test_a_rejection_and_a_command_of_the_user_are_told_as_the_model_read_them(t
     assert [m["content"] for m in record["messages"][2:]] == [
         "OBSERVATION:\nNo.\n[Last action has been rejected by the user]", "User executed the command:\npwd",
         "\nObserved result of command executed by user:\n/w"]  # fmt: skip
+
+
+def test_a_condensation_of_version_0_forgets_a_range(tmp_path):
+    answer = observed_0("run", "a.py") | {"tool_call_metadata": META}
+    condensation = {"source": "agent", "action": "condensation", "id": 3, "args": {
+        "forgotten_event_ids": None, "forgotten_events_start_id": 1, "forgotten_events_end_id": 2,
+        "summary": "So far.", "summary_offset": 1}}  # fmt: skip
+    done = {"source": "agent", "action": "message", "args": {"content": "Done."}}
+    events = [{**event, "id": i} for i, event in enumerate([ASKED, RUN, answer, condensation, done])]
+    first, second = read(events, tmp_path)[0]
+    assert told(first) == [("user", "Fix."), ("assistant", "I look."), ("tool", "a.py")]
+    assert told(second) == [("user", "Fix."), ("user", "So far."), ("assistant", "Done.")]
