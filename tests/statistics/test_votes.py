@@ -11,7 +11,7 @@ from toy_search import Script, Table
 
 from jprm.methods.answers import canonical_answer, equivalent
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
-from jprm.methods.evaluate.votes import answer_classes
+from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.policy.protocol import Problem
 from jprm.methods.search.best_of_n import BestOfN, stays_ahead
 from jprm.methods.search.jobs import answers_of, choose
@@ -64,6 +64,18 @@ def test_votes_over_spellings_are_votes_over_numbers():
 FORMS = ["1/3", "0.333333", "0.3333", "18%", "0.18", "18", "18 percent", "x+1", "1+x", "(1,2)", "1,2", "2,1", "1<x<2",
          "x=5", "5", "10 cm", "10", r"2\sqrt{2}", r"\sqrt{8}", "red", "RED", r"\infty", "4i+3", "1 000", "1000 dollars",
          10**9, "1000000001", None, "nan"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("classes", "weights"),
+    [([0] + [1] * 10, [1.0] + [0.1] * 10), ([0] * 3 + [1] * 2 + [-1] * 6, [0.1, 0.2, 0.3, 0.2, 0.4] + [0.0] * 6)],
+)
+def test_sampled_votes_tie_where_sums_are_equal_in_another_order(classes, weights):
+    """Eleven samples are too many to enumerate, and float32 sums of ten tenths are not quite 1."""
+    class_1N, size = np.array([classes]), len(classes)
+    right_1N, weight_1N1 = (class_1N == 0).astype(float), np.array(weights)[None, :, None]
+    votes = vote_accuracy(class_1N, right_1N, weight_1N1, np.array([size]), size, trials=32, seed=0)
+    assert votes.value_PnK[0, -1, 0] == 0.5 and votes.standard_error_nK[-1, 0] == 0
 
 
 def test_classes_are_those_of_pairwise_comparison():

@@ -59,6 +59,15 @@ def _same(left: str | float, right: str | float) -> bool:
     return equivalent(left, right) or equivalent(right, left)  # 1<x<2 accepts (1,2), and not the reverse
 
 
+TIE = 1e-6
+"""Sampled totals that differ by less, relative to the largest, tie: they are float32 sums in random orders."""
+
+
+def relative(log_PN: Float[np.ndarray, "*P N"]) -> Float[np.ndarray, "*P N"]:
+    """Returns weights as fractions of each row's largest, from their logarithms: long products underflow alone."""
+    return np.exp(log_PN - np.maximum(log_PN.max(-1, keepdims=True, initial=-np.inf), -1e300))
+
+
 class Votes(NamedTuple):
     """Vote accuracy of problem p with n samples and weighting k, n = 1 .. n_max."""
 
@@ -172,12 +181,13 @@ def _sampled(
             before_TK = total_TCK[trial_T, class_T]  # -1 until the class has a sample
             after_TK = jnp.where(answered_T1, jnp.maximum(before_TK, 0.0) + weight_TK, before_TK)
             correct_T1 = correct_C[class_T][:, None]
-            leads_TK = answered_T1 & (after_TK > top_TK)
-            joins_TK = answered_T1 & (after_TK == top_TK) & (before_TK < top_TK)
+            near_TK = TIE * jnp.maximum(top_TK, 0.0)
+            leads_TK = answered_T1 & (after_TK > top_TK + near_TK)
+            joins_TK = answered_T1 & ~leads_TK & (after_TK >= top_TK - near_TK) & (before_TK < top_TK - near_TK)
             right_TK = jnp.where(leads_TK, correct_T1, right_TK + jnp.where(joins_TK, correct_T1, 0.0))
             tied_TK = jnp.where(leads_TK, 1.0, tied_TK + joins_TK)
             total_TCK = total_TCK.at[trial_T, class_T].set(after_TK)
-            carry = (total_TCK, jnp.maximum(top_TK, jnp.where(leads_TK, after_TK, -1.0)), tied_TK, right_TK)
+            carry = (total_TCK, jnp.maximum(top_TK, jnp.where(answered_T1, after_TK, -1.0)), tied_TK, right_TK)
             value_TK = right_TK / jnp.maximum(tied_TK, 1.0)
             return carry, (value_TK.mean(0), value_TK.var(0, ddof=1))
 
