@@ -1,12 +1,13 @@
 import hypothesis.extra.numpy as hnp
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
 
-from jprm.score.aggregate import LOG_ODDS_CLIP, RULES, aggregate, by_every_rule, rank_keys
+from jprm.score.aggregate import LOG_ODDS_CLIP, RULES, aggregate, by_every_rule, chain_scores, rank_keys
+from jprm.score.scale import LOG_ODDS
 
 SHAPE = (6, 9)  # one shape, one compilation
 # XLA flushes subnormal numbers to zero, whose logarithm is another
@@ -34,9 +35,7 @@ def brute_force(score_P):
 @given(hnp.arrays(np.float32, SHAPE, elements=PROBABILITY), hnp.arrays(bool, SHAPE))
 @settings(deadline=None, max_examples=100)
 def test_every_rule_equals_its_definition(score_BP, mask_BP):
-    by_rule = by_every_rule(
-        jnp.asarray(np.where(mask_BP, score_BP, np.nan)), jnp.asarray(mask_BP)
-    )  # what is masked is unread
+    by_rule = by_every_rule(np.where(mask_BP, score_BP, np.nan), mask_BP)  # what is masked is unread
     assert tuple(sorted(by_rule)) == tuple(sorted(RULES))
     for b in range(SHAPE[0]):
         wanted = brute_force(score_BP[b][mask_BP[b]])
@@ -46,12 +45,12 @@ def test_every_rule_equals_its_definition(score_BP, mask_BP):
 
 
 def test_a_probability_of_zero_or_one_keeps_its_step():
-    score_BP, mask_BP = jnp.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.25], [1.0, 1.0, 1.0]]), jnp.ones((3, 3), bool)
+    score_BP, mask_BP = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.25], [1.0, 1.0, 1.0]]), np.ones((3, 3), bool)
     by_rule = by_every_rule(score_BP, mask_BP)
     np.testing.assert_array_equal(by_rule["prod"], [0, 0.25, 1])
-    np.testing.assert_array_equal(by_rule["mean_log"][jnp.array([0, 2])], [0, 1])
+    np.testing.assert_array_equal(by_rule["mean_log"][np.array([0, 2])], [0, 1])
     np.testing.assert_array_equal(by_rule["mean"], np.float32([2 / 3, 0.75, 1]))  # three steps, not two
-    assert all(bool(jnp.isfinite(value_B).all()) for value_B in by_rule.values())
+    assert all(bool(np.isfinite(value_B).all()) for value_B in by_rule.values())
 
 
 def test_rank_keys_order_long_chains_whose_products_underflow():
@@ -63,8 +62,34 @@ def test_rank_keys_order_long_chains_whose_products_underflow():
     assert key_B[0] > key_B[1] > -np.inf
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("score", [0.0, 0.2, 1.0])
+def test_two_thousand_steps_are_as_many_as_two(score):
+    for rule in set(RULES) - {"prod", "sum_log_odds"}:
+        assert aggregate([score] * 2000, rule) == pytest.approx(score, abs=1e-6)
+    at_end = {0.0: 0.0, 0.2: 0.0, 1.0: 1.0}[score]
+    assert aggregate([score] * 2000, "prod") == aggregate([score] * 2000, "sum_log_odds") == at_end
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_scores_of_any_precision_are_aggregated(dtype):
+    for rule in RULES:
+        assert aggregate(np.array([0.5, 0.25], dtype), rule) == pytest.approx(aggregate([0.5, 0.25], rule))
+
+
+def test_products_of_log_odds_are_exact_beyond_the_floats():
+    """log p of log odds x is -log(1 + e^-x), also where p is 0 or 1 as a float."""
+    odds_N = np.array([-900.0, -800.0, -40.0, 25.0, 30.0])
+    for rule in ("prod", "mean_log"):
+        _, key_N = chain_scores(odds_N[:, None].tolist(), rule, LOG_ODDS)
+        np.testing.assert_allclose(key_N, -np.logaddexp(0, -odds_N), rtol=1e-6)
+        assert (np.diff(key_N) > 0).all()
+    weight_N = LOG_ODDS.weights(odds_N)
+    np.testing.assert_allclose(weight_N[2:], [np.exp(-40), 1 - np.exp(-25), 1 - np.exp(-30)], rtol=1e-12)
+
+
 def test_a_nan_score_stays_in_its_row():
-    by_rule = by_every_rule(jnp.array([[jnp.nan, 0.5], [0.5, 0.5]]), jnp.ones((2, 2), bool))
+    by_rule = by_every_rule(np.array([[np.nan, 0.5], [0.5, 0.5]]), np.ones((2, 2), bool))
     for rule in set(RULES) - {"last", "max", "min"}:
         assert np.isnan(by_rule[rule][0])
     for rule in RULES:

@@ -188,7 +188,7 @@ def labels_by_n(world: World) -> list[Row]:
     pools = {name: world.scored(name, SIZES[-1]) for name in names}
     at_n = np.minimum(SIZES, pools["formal"].size_P.min()) - 1  # a sample without steps is left out
     rule = {name: world.model(name).rule for name in names}
-    weights = [np.ones(pools["formal"].correct_PN.shape), *(pools[name].weight[rule[name]] for name in names)]
+    weights = [np.ones(pools["formal"].correct_PN.shape), *(pools[name].vote_weights(rule[name]) for name in names)]
     voted_PnK = votes(pools["formal"], np.stack(weights, -1), world.seed)[:, at_n]
     curves = {"majority vote": voted_PnK[..., 0]}
     for k, name in enumerate(names, start=1):
@@ -210,7 +210,7 @@ def labels_by_n(world: World) -> list[Row]:
 def rules(world: World) -> list[Row]:
     pools = world.scored("formal", CHOSEN)
     best = {rule: curve_Pn[:, -1] for rule, curve_Pn in chosen_curves(pools).items()}
-    weights = [np.ones(pools.correct_PN.shape), *(pools.weight[rule] for rule in RULES)]
+    weights = [np.ones(pools.correct_PN.shape), *(pools.vote_weights(rule) for rule in RULES)]
     majority_P, *voted = votes(pools, np.stack(weights, -1), world.seed)[:, -1].T
     return [
         {
@@ -264,7 +264,7 @@ def rlvr(world: World) -> list[Row]:
     after = scored(prm, list(read_records(pools)))
     for name, of_policy in (("before RLVR", world.scored("formal", CHOSEN)), ("after RLVR", after)):
         best_Pn = chosen_curves(of_policy)[prm.rule]
-        weights = np.stack([np.ones(of_policy.correct_PN.shape), of_policy.weight[prm.rule]], -1)
+        weights = np.stack([np.ones(of_policy.correct_PN.shape), of_policy.vote_weights(prm.rule)], -1)
         majority_P, vote_P = votes(of_policy, weights, world.seed)[:, -1].T
         uses[name] = {"one sample": best_Pn[:, 0], "majority of 64": majority_P, "best of 64": best_Pn[:, -1],
                       "weighted vote": vote_P}  # fmt: skip
@@ -302,13 +302,14 @@ def labels(world: World) -> list[Row]:
     for name, cost in about.items():
         results = run_suite(world.model(name).name, read_suite(out / "suite.json"), out / "judged" / name)
         pools, rule = world.scored(name, CHOSEN), world.model(name).rule
+        voted_P = votes(pools, pools.vote_weights(rule)[..., None], world.seed)[:, -1, 0]
         found = results["processbench"]["files"]["chains"]["tuned"]
         rows.append({
             "row": name, **cost,
             "step AUROC": in_percent(results["steps"]["auroc"]),
             "first errors, F1": in_percent({"value": found["f1"], "low": found["f1_low"], "high": found["f1_high"]}),
             "best of 64": estimated(chosen_curves(pools)[rule][:, -1], world.seed),
-            "weighted vote": estimated(votes(pools, pools.weight[rule][..., None], world.seed)[:, -1, 0], world.seed),
+            "weighted vote": estimated(voted_P, world.seed),
         })  # fmt: skip
     return rows
 
@@ -376,7 +377,7 @@ def of_quickstart(folder: pathlib.Path) -> list[Row]:
     first = {name: f1_draws(of_model, "tuning_chains", seed)["tuned"]["chains"] for name, of_model in chains.items()}
     pools = {name: pools_of(of_model["test_pools"]) for name, of_model in files.items()}
     best = {name: chosen_curves(of_model)[rule[name]][:, -1] for name, of_model in pools.items()}
-    weights = np.stack([of_model.weight[rule[name]] for name, of_model in pools.items()], -1)
+    weights = np.stack([of_model.vote_weights(rule[name]) for name, of_model in pools.items()], -1)
     voted = dict(zip(pools, votes(pools["formal"], weights, seed)[:, -1].T, strict=True))
     return [
         {

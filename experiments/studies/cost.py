@@ -125,7 +125,7 @@ def accuracies_of(
         raise ValueError(f"{depends[0]}: its scores depend on the whole pool, and budgets take a part of it")
     if first.class_PN is None:
         raise ValueError("the samples have no `answer`, and a majority needs one: add it to the pools")
-    weight_PNK = [np.ones(first.correct_PN.shape), *(pools[name].weight[models[name].rule] for name in pools)]
+    weight_PNK = [np.ones(first.correct_PN.shape), *(pools[name].vote_weights(models[name].rule) for name in pools)]
     votes = vote_accuracy(
         first.class_PN, first.correct_PN, np.stack(weight_PNK, -1), first.size_P, int(first.size_P.min()),
         trials=128, seed=seed,

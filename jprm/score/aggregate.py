@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES, RULES, Rule, Scale
 
@@ -29,7 +27,6 @@ DEFAULT_RULE = {
 LOG_ODDS_CLIP = 1e-6
 """`sum_log_odds` clips probabilities to [1e-6, 1 - 1e-6], so a step weighs at most 13.8 nats."""
 
-
 SOFT_MIN_TEMPERATURE = 0.1
 """Of `soft_min`, as `turn_process_reward_logits_to_reward` in CJReinforce/PURE, openrlhf/utils/utils.py."""
 
@@ -37,8 +34,8 @@ SOFT_MIN_TEMPERATURE = 0.1
 def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
     """Returns a chain's score from its step scores, as a float; for several chains of any length, an array.
 
-    See `by_every_rule` for the rules; `sum_log_odds` is returned as a probability. NaN if a chain has no step or a
-    missing score. Raises ValueError for an unknown rule, or if the scores do not fit the rule.
+    See `rank_keys` for the rules; logarithms and log odds are returned as probabilities. NaN if a chain has no step or
+    a missing score. Raises ValueError for an unknown rule, or if the scores do not fit the rule.
 
     >>> jprm.aggregate([0.5, 0.25], "min"), jprm.aggregate([[0.5, 0.25], [0.75]], "last").tolist()
     (0.25, [0.25, 0.75])
@@ -50,55 +47,49 @@ def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
     return value_N if several else float(str(np.float32(value_N[0])))  # 0.8, not float32's 0.800000011920929
 
 
-@jax.jit
-def by_every_rule(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Returns scores for B chains with up to P >= 1 steps by every rule in `RULES`, in float32.
+def rank_keys(
+    score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"], log_BP: Float[np.ndarray, "B P"] | None = None
+) -> dict[str, Float[np.ndarray, " B"]]:
+    """Returns sort keys of B chains with up to P >= 1 steps by every rule in `RULES`, in float32.
 
     p_i are a chain's k step scores (true in the mask). `min`, `max`, `mean` and `last` are as named; `soft_min`
     is sum_i w_i p_i with w the softmax of -p / `SOFT_MIN_TEMPERATURE` (PURE, Cheng et al. 2025, arXiv 2504.15275),
-    between mean and minimum. `prod` is exp(sum log p_i); `mean_log` is exp(sum log p_i / k), the length-normalised
-    product; `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. These three take probabilities,
-    including exactly 0 and 1, without NaN. A chain without steps has -inf by every rule, so no argmax chooses it.
+    between mean and minimum. `prod` is sum log p_i, as a long product underflows to 0; `mean_log` is sum log p_i / k;
+    `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. These three take probabilities, including
+    exactly 0 and 1, without NaN. A chain without steps has -inf by every rule, so no argmax chooses it.
+
+    `log_BP` are the logarithms of the scores, where these have rounded to 0 or 1 (`Scale.log_weights`).
     """
-    value = rank_keys(score_BP, mask_BP)
-    # exp(-inf) is 0, a real product of a step at 0: the empty chain needs its -inf back.
-    some_B = mask_BP.any(-1)
-    for rule in ("prod", "mean_log"):
-        value[rule] = jnp.where(some_B, jnp.exp(value[rule]), -jnp.inf)
-    return value
-
-
-@jax.jit
-def rank_keys(score_BP: Float[Array, "B P"], mask_BP: Bool[Array, "B P"]) -> dict[str, Float[Array, " B"]]:
-    """Returns `by_every_rule` for sorting: `prod` and `mean_log` are logarithms, as long products underflow to ties."""
-    return _rank_keys(jnp, score_BP, mask_BP)
-
-
-def _rank_keys(xp, score_BP, mask_BP):
-    score_BP = xp.asarray(score_BP, xp.float32)
-    some_B = mask_BP.any(-1)
-    steps_B = xp.maximum(mask_BP.sum(-1), 1)
-    last_B = score_BP.shape[-1] - 1 - xp.argmax(mask_BP[..., ::-1], axis=-1)
-    inner_BP = xp.clip(score_BP, LOG_ODDS_CLIP, 1 - LOG_ODDS_CLIP)
+    score_BP, some_B = np.asarray(score_BP, np.float32), mask_BP.any(-1)
+    steps_B = np.maximum(mask_BP.sum(-1), 1)
+    last_B = score_BP.shape[-1] - 1 - np.argmax(mask_BP[..., ::-1], axis=-1)
+    inner_BP = np.clip(score_BP, LOG_ODDS_CLIP, 1 - LOG_ODDS_CLIP)
 
     def total(x_BP):
-        return xp.where(mask_BP, x_BP, 0.0).sum(-1)
+        return np.where(mask_BP, x_BP, 0.0).sum(-1)
 
-    low_B = xp.where(mask_BP, score_BP, xp.inf).min(-1)
-    above_BP = xp.where(mask_BP, score_BP - xp.where(some_B, low_B, 0)[..., None], xp.inf)
-    soft_BP = xp.exp(-above_BP / SOFT_MIN_TEMPERATURE)  # 1 at the lowest step: the sum cannot vanish
-    log_B = total(xp.log(score_BP))
-    value = {
-        "min": low_B,
-        "soft_min": total(soft_BP * score_BP) / xp.where(some_B, soft_BP.sum(-1), 1),
-        "prod": log_B,
-        "mean": total(score_BP) / steps_B,
-        "last": xp.take_along_axis(score_BP, last_B[..., None], axis=-1)[..., 0],
-        "max": xp.where(mask_BP, score_BP, -xp.inf).max(-1),
-        "sum_log_odds": total(xp.log(inner_BP) - xp.log1p(-inner_BP)),
-        "mean_log": log_B / steps_B,
-    }
-    return {rule: xp.where(some_B, value[rule], -xp.inf) for rule in RULES}
+    low_B = np.where(mask_BP, score_BP, np.inf).min(-1)
+    above_BP = np.where(mask_BP, score_BP - np.where(some_B, low_B, 0)[..., None], np.inf)
+    soft_BP = np.exp(-above_BP / SOFT_MIN_TEMPERATURE)  # 1 at the lowest step: the sum cannot vanish
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_B = total(np.log(score_BP) if log_BP is None else log_BP)
+        value = {
+            "min": low_B,
+            "soft_min": total(soft_BP * score_BP) / np.where(some_B, soft_BP.sum(-1), 1),
+            "prod": log_B,
+            "mean": total(score_BP) / steps_B,
+            "last": np.take_along_axis(score_BP, last_B[..., None], axis=-1)[..., 0],
+            "max": np.where(mask_BP, score_BP, -np.inf).max(-1),
+            "sum_log_odds": total(np.log(inner_BP) - np.log1p(-inner_BP)),
+            "mean_log": log_B / steps_B,
+        }
+    return {rule: np.where(some_B, value[rule], -np.inf).astype(np.float32) for rule in RULES}
+
+
+def by_every_rule(score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"]) -> dict[str, Any]:
+    """Returns `rank_keys`, but `prod` and `mean_log` as products, (B,), which underflow in long chains."""
+    key, some_B = rank_keys(score_BP, mask_BP), mask_BP.any(-1)
+    return key | {rule: np.where(some_B, np.exp(key[rule]), -np.inf) for rule in ("prod", "mean_log")}
 
 
 def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
@@ -116,24 +107,18 @@ def chain_scores(
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
     """Returns (score, key), each (N,), for N chains; `paths` holds the step scores of each.
 
-    `score` is as in `by_every_rule`, with a log-odds sum as a probability. `key` is as in `rank_keys`. Rules that
-    multiply probabilities use `Scale.weights`. Both are NaN if a chain has no steps or a non-finite score.
+    `key` is as in `rank_keys`, `score` too, but a probability if the rule multiplies probabilities. These rules
+    use `Scale.weights`. Both are NaN if a chain has no steps or a non-finite score.
 
     Raises ValueError for a score outside [0, 1] if the rule multiplies probabilities.
     """
     score_BP, mask_BP = padded([np.array(path) for path in paths])
-    known_B = np.isfinite(score_BP).all(1)
-    if rule in PROBABILITY_RULES and scale != PROBABILITY:
-        score_BP = scale.weights(score_BP).astype(np.float32)
+    known_B = np.isfinite(score_BP).all(1) & mask_BP.any(1)
+    log_BP = scale.log_weights(score_BP).astype(np.float32) if scale.weight == "sigmoid" else None
+    score_BP = scale.weights(score_BP).astype(np.float32) if rule in PROBABILITY_RULES else score_BP
     if rule in PROBABILITY_RULES and ((score_BP < 0) | (score_BP > 1)).any():
         raise ValueError(f"rule {rule!r} needs probabilities, but a score is outside [0, 1]: use 'min' or 'last'")
     score_BP[~known_B] = 0
-    with np.errstate(divide="ignore", invalid="ignore"):  # the logarithm of 0 is -inf, as in jax
-        key_B = _rank_keys(np, score_BP, mask_BP)[rule].astype(float)  # not jitted: shapes change
-    value_B = key_B
-    if rule in ("prod", "mean_log"):  # whose keys are logarithms
-        value_B = np.exp(key_B)
-    elif rule == "sum_log_odds":
-        value_B = 1 / (1 + np.exp(-key_B))
-    known_B &= mask_BP.any(1)
+    key_B = rank_keys(score_BP, mask_BP, log_BP)[rule].astype(float)
+    value_B = np.exp(scale.log_votes(key_B, rule)) if rule in PROBABILITY_RULES else key_B
     return np.where(known_B, value_B, np.nan), np.where(known_B, key_B, np.nan)

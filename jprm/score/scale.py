@@ -46,11 +46,26 @@ class Scale:
     def weights(self, score: Any) -> Any:
         """Returns the weights (*N) for scores (*N), in float64. The map is increasing; NaN stays NaN."""
         import numpy as np  # commands import this file for their help
+        import scipy
 
         score = np.asarray(score, float)
         if self.weight == "sigmoid":
-            return 0.5 + 0.5 * np.tanh(score / 2)
+            return scipy.special.expit(score)
         return (1 + score) / 2 if self.weight == "half" else score
+
+    def log_weights(self, score: Any) -> Any:
+        """Returns the logarithms of `weights`, also of those that round to 0 or 1, e.g. at log odds of -800 or 40."""
+        import scipy
+
+        if self.weight == "sigmoid":
+            return scipy.special.log_expit(score, dtype=float)
+        return scipy.special.xlogy(1, self.weights(score).clip(0))
+
+    def log_votes(self, key: Any, rule: str) -> Any:
+        """Returns the log vote weights (*N) of chains with these sort keys (`jprm.score.aggregate.rank_keys`)."""
+        if rule in ("prod", "mean_log"):
+            return key  # a logarithm itself
+        return (LOG_ODDS if rule == "sum_log_odds" else self).log_weights(key)
 
     def fractions(self, score: Any, where: str) -> Any:
         """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, if a score is outside this scale."""

@@ -67,11 +67,13 @@ def pools(rng, n, flaw=None):
     odds_BP += 0.3 * (length_B[:, None] - 6) * (flaw == "length")
     odds_BP += 8.0 * ((flaw == "fooled") & ~correct_B & (rng.random(n * 8) < 0.2))[:, None]
     keys = _keys_and_weights(squash(odds_BP).astype(np.float32), step_P < length_B[:, None], PROBABILITY)
-    key, weight = ({rule: np.asarray(x_B, float).reshape(n, 8) for rule, x_B in by_rule.items()} for by_rule in keys)
+    key, log_weight = (
+        {rule: np.asarray(x_B, float).reshape(n, 8) for rule, x_B in by_rule.items()} for by_rule in keys
+    )
     correct_PN, length_PN = correct_B.reshape(n, 8).astype(float), length_B.reshape(n, 8)
     return Pools(
         problem=[f"p{i}" for i in range(n)], size_P=np.full(n, 8), empty_P=np.zeros(n, int), correct_PN=correct_PN,
-        answered_PN=np.ones((n, 8), bool), class_PN=None, key=key, weight=weight, steps_PN=length_PN,
+        answered_PN=np.ones((n, 8), bool), class_PN=None, key=key, log_weight=log_weight, steps_PN=length_PN,
         length_PN=length_PN,
     )  # fmt: skip
 

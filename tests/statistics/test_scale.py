@@ -19,6 +19,7 @@ from jprm.methods.formats.adapters.published import PUBLISHED
 from jprm.methods.policy.protocol import Problem
 from jprm.methods.search.growing_tree import GrowingTree
 from jprm.methods.search.jobs import choose
+from jprm.methods.search.particles import odds
 from jprm.score.scale import PROBABILITY, PROBABILITY_RULES
 from jprm.tree import tree_of
 
@@ -103,14 +104,53 @@ def test_a_weighted_vote_of_scores_below_0_is_no_vote_for_the_first(scale, winne
         assert choose(tree, "last", "weighted", answers).answer == "7"
 
 
-def grown(scores, scale):
+def grown(scores, scale, steps=1):
+    """A tree of finished chains of `steps` steps, each with the chain's score."""
     from jprm.methods.policy.protocol import Sample
 
     tree = GrowingTree(Problem("p", "7"), 0, None, scale)
     for i, score in enumerate(scores):
-        tree.add(-1, Sample((f"step {i}",), 1, "stop"), "end")
-        tree.score[i] = score
+        tree.add(-1, Sample(tuple(f"step {i}.{j}" for j in range(steps)), 1, "stop"), "end")
+        tree.score[i * steps : (i + 1) * steps] = [score] * steps
     return tree
+
+
+FAR = [
+    (PROBABILITY, "prod", 0.4, 0.3, 1000),
+    (PROBABILITY, "sum_log_odds", 0.3, 0.2, 2000),
+    (PQM, "last", -50.0, -60.0, 1),
+    (PQM, "min", -900.0, -910.0, 1),
+    (PQM, "prod", -900.0, -910.0, 1),
+    (PQM, "prod", -30.0, -40.0, 100),
+]
+"""A scale, a rule, two scores and a number of steps, by which all weights would be 0 as floats."""
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("scale", "rule", "good", "bad", "steps"), FAR)
+def test_a_vote_of_weights_below_all_floats_is_no_tie(scale, rule, good, bad, steps):
+    """One chain at `good` outweighs two at `bad`; so do a search's vote, best of n, and particles."""
+    answers, scores = ["7", "5", "5"], [good, bad, bad]
+    tree = grown(scores, scale, steps)
+    by_end = {draw.end: (answer, None) for draw, answer in zip(tree.draws, answers, strict=True)}
+    assert choose(tree, rule, "weighted", by_end).answer == "7"
+    samples = [
+        {"steps": ["a"] * steps, "scores": [score] * steps, "answer": answer, "correct": answer == "7"}
+        for answer, score in zip(answers, scores, strict=True)
+    ]
+    record = {"problem": "p", "answer": "7", "samples": samples}
+    report = best_of_n_report([tree_of(record), tree_of(record | {"problem": "q"})], 0, scale=scale)
+    assert report["rules"][rule]["weighted_vote"]["value"][-1] == report["rules"][rule]["best_of_n"]["value"][-1] == 1
+    ends = [draw.end for draw in tree.draws]
+    weights = odds(scale.log_votes(tree.chain_scores(ends, rule)[1], rule).tolist(), 1.0)
+    assert weights[0] == 1 and max(weights[1:]) < 1e-3
+
+
+def test_particles_weigh_a_product_of_log_odds_once():
+    """Two steps at log odds of 0 have the product 1/4: odds of 1 to 3, a third of even odds."""
+    tree = grown([0.0], PQM, 2)
+    key_N = tree.chain_scores([1], "prod")[1]
+    assert odds([*PQM.log_votes(key_N, "prod").tolist(), np.log(0.5)], 1.0) == pytest.approx([1 / 3, 1])
 
 
 def test_step_figures_take_the_natural_threshold():

@@ -32,11 +32,11 @@ from jprm.methods.evaluate.options import BestOfNOptions
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.run import UNREAD, model_of, scored_files, source, stored_trees
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
-from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
+from jprm.methods.evaluate.votes import answer_classes, relative, vote_accuracy
 from jprm.methods.formats.adapters.published import named as adapter_of
 from jprm.methods.jobs.score import stored_scale
 from jprm.methods.verify.verifiers import UNDECIDED
-from jprm.score.aggregate import RULES, by_every_rule, rank_keys
+from jprm.score.aggregate import RULES, rank_keys
 from jprm.score.scale import LOG_ODDS, PROBABILITY, PROBABILITY_RULES, Scale
 from jprm.statistics import Difference, group_numbers, interval, jsonable, mean_differences, mean_draws
 from jprm.tree import Node, ReasoningTree, chains_of, read_trees, steps_only
@@ -112,10 +112,14 @@ class Pools(NamedTuple):
     answered_PN: Bool[np.ndarray, "P N"]  # the sample has an answer, or the file has none at all
     class_PN: Int[np.ndarray, "P N"] | None  # equal for equal answers, -1 for none; None if the file has no answers
     key: dict[str, Float[np.ndarray, "P N"]]  # rule -> ranking key; -inf for a chain without a step
-    weight: dict[str, Float[np.ndarray, "P N"]]  # rule -> the chain's weight in a vote, in [0, 1]
+    log_weight: dict[str, Float[np.ndarray, "P N"]]  # rule -> the logarithm of the chain's weight in a vote, at most 0
     steps_PN: Int[np.ndarray, "P N"]
     length_PN: Int[np.ndarray, "P N"]  # characters
     of_pool: bool = False  # a sample's score depends on the pool's others
+
+    def vote_weights(self, rule: str) -> Float[np.ndarray, "P N"]:
+        """Returns the weights in a vote by `rule`, as fractions of the largest in each pool."""
+        return relative(self.log_weight[rule])
 
     @property
     def with_steps_PN(self) -> Bool[np.ndarray, "P N"]:
@@ -167,9 +171,9 @@ def pools_of(
     mask_BP = np.arange(max(1, steps_B.max(initial=0))) < steps_B[:, None]
     score_BP = np.zeros(mask_BP.shape, np.float32)
     score_BP[mask_BP] = np.concatenate([*scores, np.zeros(0, np.float32)])
-    key, weight = _keys_and_weights(score_BP, mask_BP, scale)
-    if of_pool := not np.isnan(vote_B).any():  # a fused verifier gives the vote weight of a chain
-        weight["last"] = vote_B
+    key, log_weight = _keys_and_weights(score_BP, mask_BP, scale)
+    if of_pool := len(vote_B) > 0 and not np.isnan(vote_B).any():  # a fused verifier gives the vote weight of a chain
+        log_weight["last"] = PROBABILITY.log_weights(vote_B)
     return Pools(
         problem=problem,
         size_P=size_P,
@@ -178,7 +182,7 @@ def pools_of(
         answered_PN=with_steps_PN if class_PN is None else class_PN >= 0,
         class_PN=class_PN,
         key={rule: placed(np.asarray(key_B, float), -np.inf) for rule, key_B in key.items()},
-        weight={rule: placed(np.maximum(weight_B, 0.0), 0.0) for rule, weight_B in weight.items()},
+        log_weight={rule: placed(log_B, -np.inf) for rule, log_B in log_weight.items()},
         steps_PN=placed(steps_B, 0),
         length_PN=placed(np.array(length, int), 0),
         of_pool=of_pool,
@@ -211,7 +215,7 @@ def drawn_pools(pools: Pools, n: int, seed: int) -> tuple[Pools, Int[np.ndarray,
         empty_P=n - of_drawn(pools.with_steps_PN).sum(1),
         class_PN=None if pools.class_PN is None else of_drawn(pools.class_PN),
         key={rule: of_drawn(key_PN) for rule, key_PN in pools.key.items()},
-        weight={rule: of_drawn(weight_PN) for rule, weight_PN in pools.weight.items()},
+        log_weight={rule: of_drawn(log_PN) for rule, log_PN in pools.log_weight.items()},
         **{name: of_drawn(getattr(pools, name)) for name in ("correct_PN", "answered_PN", "steps_PN", "length_PN")},
     )
     return drawn, slot_Pn
@@ -235,18 +239,15 @@ def _placed(with_steps_PN: Bool[np.ndarray, "P N"], flat_B: Any, fill: float) ->
 
 
 def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the ranking key and the vote weight of the chains, by rule."""
-    weight_BP = score_BP if scale.weight == "score" else scale.weights(score_BP).astype(np.float32)
-    key = dict(rank_keys(weight_BP, mask_BP))
-    weight = {rule: np.asarray(value_B, float) for rule, value_B in by_every_rule(weight_BP, mask_BP).items()}
-    # In float32 a product of a few dozen low scores is 0, and all such chains would have the same vote.
-    weight["prod"] = np.prod(weight_BP, 1, float, where=mask_BP)
-    weight["sum_log_odds"] = 1 / (1 + np.exp(-weight["sum_log_odds"]))  # a vote's weight cannot be negative
+    """Returns the ranking key and the log vote weight of the chains, by rule."""
+    key, log_BP = rank_keys(score_BP, mask_BP), scale.log_weights(score_BP)
     if scale.weight != "score":
-        scores = {rule: x_B for rule, x_B in rank_keys(score_BP, mask_BP).items() if rule not in PROBABILITY_RULES}
-        key |= scores
-        weight |= {rule: scale.weights(np.asarray(x_B, float)) for rule, x_B in scores.items()}
-    return key, weight
+        of_weights = rank_keys(scale.weights(score_BP).astype(np.float32), mask_BP, log_BP.astype(np.float32))
+        key |= {rule: of_weights[rule] for rule in PROBABILITY_RULES}
+    log_weight = {rule: scale.log_votes(np.asarray(key_B, float), rule) for rule, key_B in key.items()}
+    sum_B = log_BP.sum(1, where=mask_BP)  # float32 would part weights that tie
+    log_weight |= {"prod": sum_B, "mean_log": sum_B / mask_BP.sum(1)}
+    return key, log_weight
 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
@@ -401,7 +402,7 @@ def _curves(
     errors: dict[str, np.ndarray] = {}
     if pools.class_PN is not None:
         weights = {"majority": np.ones(pools.correct_PN.shape)}
-        weights |= {f"{rule}.weighted_vote": pools.weight[rule] for rule in RULES}
+        weights |= {f"{rule}.weighted_vote": pools.vote_weights(rule) for rule in RULES}
         weights |= {f"{name}.vote": placed(chosen, "weight_K", 0.0) for name, chosen in trivial.items()}
         weight_PNK = np.stack(list(weights.values()), -1)
         votes = vote_accuracy(

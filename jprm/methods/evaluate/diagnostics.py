@@ -76,7 +76,7 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
     length_M = _centred(pools.steps_PN[some_PN].astype(float), problem_M)
     report = {}
     for rule in RULES:
-        score_M = _centred(pools.weight[rule][some_PN], problem_M)
+        score_M = _centred(np.exp(pools.log_weight[rule][some_PN]), problem_M)
         moments_M3 = np.stack([length_M * length_M, length_M * score_M, score_M * score_M], 1)
         moments_M3[:, 2] *= np.abs(score_M) > 1e-7  # smaller values are float32 rounding
 

@@ -23,7 +23,7 @@ from jprm.io.outputs import Bar, atomic_file, check_output, check_own, check_unc
 from jprm.io.storage import path_of
 from jprm.methods.answers import equivalent, extract, extract_answer
 from jprm.methods.evaluate.conformal import Threshold, accept_threshold
-from jprm.methods.evaluate.votes import answer_classes
+from jprm.methods.evaluate.votes import answer_classes, relative
 from jprm.methods.judge.critiques import KEY, ReadCritique, report
 from jprm.methods.policy.protocol import Policy, read_problems
 from jprm.methods.policy.sample_cache import KeptPolicy
@@ -175,11 +175,10 @@ def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
         if how == "majority":  # needs no score
             weight_N, key_N = np.ones(len(nodes)), np.where(np.isnan(key_N), -np.inf, key_N)
         else:
-            weight_N = value_N if rule in PROBABILITY_RULES else tree.scale.weights(value_N)
-            if (weight_N < 0).any():
+            if rule not in PROBABILITY_RULES and ((weight_N := tree.scale.weights(value_N)) < 0).any():
                 remedy = "Name `weight` in the model's adapter, or choose by best or majority"
                 raise ValueError(f"a vote needs weights from 0, and a chain has {np.nanmin(weight_N):.4g}. {remedy}")
-            weight_N = np.nan_to_num(weight_N)
+            weight_N = relative(np.nan_to_num(tree.scale.log_votes(key_N, rule), nan=-np.inf, neginf=-np.inf))
         winner = vote(class_N, weight_N)
         key_N = key_N if winner is None else np.where(class_N == winner, key_N, np.nan)
     at = best(key_N, class_N >= 0)

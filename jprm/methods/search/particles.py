@@ -56,7 +56,8 @@ class Particles:
             candidates = held + moved
             if not candidates:
                 return None
-            weights = odds(tree.scale.weights(tree.chain_scores(candidates, rule)[0]).tolist(), self.temperature)
+            _, key_N = tree.chain_scores(candidates, rule)
+            weights = odds(tree.scale.log_votes(key_N, rule).tolist(), self.temperature)
             particles = resampled(candidates, weights, self.particles, draw.random())
             seen |= {d.end for draws in drawn for d in draws if d.end != ROOT}
             gone = seen - set(particles)
@@ -67,13 +68,13 @@ class Particles:
         return "max_steps"
 
 
-def odds(probabilities: Sequence[float], temperature: float) -> list[float]:
-    """Returns the odds p / (1 - p) to the power 1 / temperature, scaled to a maximum of 1; 0 for NaN.
+def odds(log_probabilities: Sequence[float], temperature: float) -> list[float]:
+    """Returns the odds p / (1 - p) to the power 1 / temperature, scaled to a maximum of 1; 0 if log p is NaN.
 
-    If all probabilities are NaN, all odds are 1. p is kept 1e-9 away from 0 and 1.
+    If all are 0 or NaN, all odds are 1. p is kept 1e-9 away from 1.
     """
     logits = [
-        -math.inf if p != p else math.log(max(p, 1e-9)) - math.log(max(1 - p, 1e-9)) for p in probabilities
+        -math.inf if log_p != log_p else log_p - math.log(max(-math.expm1(log_p), 1e-9)) for log_p in log_probabilities
     ]  # fmt: skip
     top = max(logits)
     return [1.0] * len(logits) if top == -math.inf else [math.exp((x - top) / temperature) for x in logits]

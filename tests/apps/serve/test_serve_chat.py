@@ -1,6 +1,7 @@
 """/v1/chat/completions: what a search finds, for OpenAI's client; progress, budgets, and the conformal filter."""
 
 import json
+import math
 import os
 import subprocess
 from typing import Any
@@ -127,7 +128,7 @@ def test_particles_go_where_the_odds_are():
 
 
 def test_resampling_keeps_expected_counts():
-    weights = odds([0.9, 0.5, 0.1, float("nan")], 1.0)
+    weights = odds([math.log(0.9), math.log(0.5), math.log(0.1), math.nan], 1.0)
     assert weights == pytest.approx([1, 1 / 9, 1 / 81, 0])
     counts = [0.0] * 4
     for k in range(1000):
