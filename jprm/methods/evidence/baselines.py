@@ -69,7 +69,7 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
         if len(held.problem_M):
             key_M[held_M] = ranker.log_odds(held.x_MF)
             power_P = Vote().powers(*pool_signals(ranker, held))
-            weight_M[held_M] = vote_weights(key_M[held_M], power_P[held.problem_M])
+            weight_M[held_M] = vote_weights(key_M[held_M], power_P[held.problem_M], held.problem_M)
     chosen, start = [], 0
     for tree in trees:
         end = start + len(chains_of(tree))

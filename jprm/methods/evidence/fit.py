@@ -159,7 +159,7 @@ def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"
 def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]:
     """Returns each pool's weighted-vote correctness minus its majority-vote correctness."""
     power_P = vote.powers(*pool_signals(ranker, chains))
-    weight_M = vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M])
+    weight_M = vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M], chains.problem_M)
     return vote_correct(chains, weight_M) - vote_correct(chains, np.ones(len(weight_M)))
 
 
@@ -266,10 +266,8 @@ def votes(names: Sequence[str]) -> bool:
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
     """Returns whether each pool's best chain (row 0) and vote (row 1) are correct."""
     ranker, vote, chooses = verifier
-    log_odds_M = ranker.log_odds(chains.x_MF)
-    voted_P = vote_correct(
-        chains, vote_weights(log_odds_M, vote.powers(*pool_signals(ranker, chains))[chains.problem_M])
-    )
+    log_odds_M, power_P = ranker.log_odds(chains.x_MF), vote.powers(*pool_signals(ranker, chains))
+    voted_P = vote_correct(chains, vote_weights(log_odds_M, power_P[chains.problem_M], chains.problem_M))
     return np.stack([voted_P if chooses == "answers" else best_correct(chains, log_odds_M), voted_P])
 
 

@@ -101,25 +101,39 @@ def answer_loss(
     s = x w, with features x (M chains, F) and weights w. Chains without an answer have no weight. Pools whose answers
     are all correct or all incorrect are left out. Pools of a policy weigh the same, and so do policies.
     """
-    score_M = np.where(chains.class_M >= 0, x_MF @ w_F, -np.inf)
-    top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
-    np.maximum.at(top_P, chains.problem_M, score_M)
-    top_P = np.maximum(top_P, -1e300)  # of a pool without an answer
-    weight_M = np.exp(score_M - top_P[chains.problem_M])
-    total_P = np.bincount(chains.problem_M, weight_M)
-    right_P = np.bincount(chains.problem_M, weight_M * chains.correct_M)
-    some_P = np.bincount(chains.problem_M, (weight_M > 0) * chains.correct_M)
-    mixed_P = (some_P > 0) & (some_P < np.bincount(chains.problem_M, weight_M > 0))
-    policy_P = np.zeros(len(total_P), int)
+    answered_M, score_M = chains.class_M >= 0, x_MF @ w_F
+    log_all_P, all_M = _softmax_in_pools(np.where(answered_M, score_M, -np.inf), chains.problem_M)
+    right_M = answered_M & (chains.correct_M > 0.5)
+    log_right_P, of_right_M = _softmax_in_pools(np.where(right_M, score_M, -np.inf), chains.problem_M)
+    some_P = np.bincount(chains.problem_M, right_M)
+    mixed_P = (some_P > 0) & (some_P < np.bincount(chains.problem_M, answered_M))
+    policy_P = np.zeros(len(mixed_P), int)
     policy_P[chains.problem_M] = chains.policy_M
     count_L = np.bincount(policy_P, mixed_P)
     share_P = mixed_P / np.maximum(count_L, 1)[policy_P] / max(np.count_nonzero(count_L), 1)
-    total_P, right_P = (np.where(mixed_P, np.maximum(sum_P, 1e-300), 1.0) for sum_P in (total_P, right_P))
-    slope_M = share_P[chains.problem_M] * weight_M
-    slope_M *= 1 / total_P[chains.problem_M] - chains.correct_M / right_P[chains.problem_M]
-    return float(share_P @ np.log(total_P / right_P)) + strength / 2 * float(
-        w_F @ w_F
-    ), x_MF.T @ slope_M + strength * w_F
+    value = share_P[mixed_P] @ (log_all_P - log_right_P)[mixed_P] + strength / 2 * float(w_F @ w_F)
+    return float(value), x_MF.T @ (share_P[chains.problem_M] * (all_M - of_right_M)) + strength * w_F
+
+
+def _softmax_in_pools(
+    score_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
+) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " M"]]:
+    """Returns log sum exp(score) per pool, and each chain's share of that sum; a chain at -inf has none."""
+    weight_M, top_P = relative_in_pools(score_M, pool_M)
+    total_P = np.maximum(np.bincount(pool_M, weight_M), 1e-300)  # of a pool without a chain
+    return top_P + np.log(total_P), weight_M / total_P[pool_M]
+
+
+def relative_in_pools(
+    log_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
+) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " P"]]:
+    """Returns weights as fractions of their pool's largest, from logarithms of any size, and the logs of the largest.
+
+    A logarithm of -inf is a weight of 0.
+    """
+    top_P = np.full(int(pool_M.max(initial=-1)) + 1, -1e300)
+    np.maximum.at(top_P, pool_M, log_M)
+    return np.exp(log_M - top_P[pool_M]), top_P
 
 
 Loss = Callable[[np.ndarray, np.ndarray, float], tuple[float, np.ndarray]]
@@ -259,7 +273,7 @@ def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.
 
     Weights must be at least 0. A pool without an answer counts as incorrect.
     """
-    size = int(chains.problem_M.max()) + 1
+    size = int(chains.problem_M.max(initial=-1)) + 1
     labelled_M = chains.class_M >= 0
     stride = int(chains.class_M.max(initial=0)) + 1
     key_M = chains.problem_M[labelled_M] * stride + chains.class_M[labelled_M]
@@ -278,7 +292,7 @@ def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.
 def best_correct(chains: Chains, score_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " P"]:
     """Returns the correctness of each pool's best chain with an answer, averaged over ties; 0 without an answer."""
     score_M = np.where(chains.class_M >= 0, score_M, -np.inf)
-    top_P = np.full(int(chains.problem_M.max()) + 1, -np.inf)
+    top_P = np.full(int(chains.problem_M.max(initial=-1)) + 1, -np.inf)
     np.maximum.at(top_P, chains.problem_M, score_M)
     leads_M = (score_M >= top_P[chains.problem_M] - 1e-12) & (chains.class_M >= 0)
     leaders_P = np.bincount(chains.problem_M, leads_M)
@@ -300,7 +314,7 @@ def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:
 
 def joined(parts: Sequence[Chains]) -> Chains:
     """Concatenates chains; each part becomes one policy, with problem numbers of its own."""
-    offsets = np.cumsum([0, *(int(part.problem_M.max()) + 1 for part in parts)])
+    offsets = np.cumsum([0, *(int(part.problem_M.max(initial=-1)) + 1 for part in parts)])
     numbered = [
         part._replace(problem_M=part.problem_M + start, policy_M=np.full_like(part.policy_M, i))
         for i, (part, start) in enumerate(zip(parts, offsets, strict=False))

@@ -10,13 +10,12 @@ import dataclasses
 import itertools
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy  # its parts are loaded when they are first used
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from jprm.io.jsonl import list_of, number_of, parse
 from jprm.io.outputs import atomic_write, differing
@@ -24,7 +23,7 @@ from jprm.io.storage import Found, Place, mark_own, path_of, sha256_of
 from jprm.loading import VERIFIER
 from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import sources as evidence
-from jprm.methods.evidence.ranker import Ranker, answer_shares
+from jprm.methods.evidence.ranker import Ranker, answer_shares, relative_in_pools
 from jprm.methods.evidence.sources import Source, answers_of
 from jprm.options import ForeignCode, check_foreign, place_of
 from jprm.score.scale import PROBABILITY, Scale
@@ -34,7 +33,7 @@ from jprm.tree import ReasoningTree, RecordError, chain_tree, chains_of, scored,
 FILE = VERIFIER
 FORMAT = 1
 MARGIN = 8.0
-"""Log odds at which a vote's weight reaches its cap of 1. Only the ratios of a pool's weights matter."""
+"""Log odds from which on all chains have the same weight in a vote."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +58,16 @@ class Vote:
         return self.power * (1 - share_P) ** self.agreement / np.maximum(1, distance_P) ** self.distance
 
 
-def vote_weights(log_odds_M: Float[np.ndarray, " M"], power_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
-    """Returns weights in [0, 1]: (odds / odds at `MARGIN`) to a power."""
-    return np.exp(power_M * (np.minimum(log_odds_M, MARGIN) - MARGIN))
+def vote_weights(
+    log_odds_M: Float[np.ndarray, " M"], power_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
+) -> Float[np.ndarray, " M"]:
+    """Returns weights in [0, 1]: each chain's odds, capped at `MARGIN`, over its pool's highest, to a power."""
+    return relative_in_pools(power_M * np.minimum(log_odds_M, MARGIN), pool_M)[0]
 
 
-def share_of_top(answers: Sequence[Any]) -> float:
-    """Returns the share of a pool's commonest answer; 0 without an answer."""
-    counts = Counter(answer for answer in answers if answer is not None)
-    return max(counts.values(), default=0) / max(len(answers), 1)
+def share_of_top(class_M: Int[np.ndarray, " M"]) -> float:
+    """Returns the share of a pool's commonest answer, from `answer_classes`; 0 without an answer."""
+    return np.bincount(class_M[class_M >= 0], minlength=1).max() / max(len(class_M), 1)
 
 
 def distance_of(standard_MF: Float[np.ndarray, "M F"]) -> float:
@@ -164,13 +164,16 @@ class FusedVerifier:
                 outputs.append({name: np.zeros(0, np.float32) for name in self.output_names})
                 continue
             leaves = [chain[-1] for chain in chains_of(tree)]
-            share = share_of_top(answers_of(tree)) if len(leaves) > 1 else 0.0
+            class_M = answer_classes(answers_of(tree))
+            share = share_of_top(class_M) if len(leaves) > 1 else 0.0
             distance = distance_of(self.ranker.standard(x_NF[leaves]))
             power = self.vote.powers(np.array([share]), np.array([distance]))
             log_odds_N = self.ranker.log_odds(x_NF)
-            named = {"score": scipy.special.expit(log_odds_N), "vote": vote_weights(log_odds_N, power)}
+            vote_N = np.zeros(len(log_odds_N))  # a vote is of whole chains
+            vote_N[leaves] = vote_weights(log_odds_N[leaves], power, np.zeros(len(leaves), int))
+            named = {"score": scipy.special.expit(log_odds_N), "vote": vote_N}
             if self.chooses == "answers" and tree.kind == "pool" and len(leaves) > 1:
-                named["score"][leaves] = answer_shares(named["vote"][leaves], answer_classes(answers_of(tree)))
+                named["score"][leaves] = answer_shares(vote_N[leaves], class_M)
             outputs.append({name: value_N.astype(np.float32) for name, value_N in named.items()})
         return outputs
 

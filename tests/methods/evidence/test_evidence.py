@@ -19,6 +19,7 @@ from jprm.methods.evaluate.best_of_n import best_of_n_report, cut, drawn_pools, 
 from jprm.methods.evaluate.findings import verdict
 from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
+from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import fit as fit_module
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import ranked_by_text
@@ -226,6 +227,30 @@ def test_answer_loss_is_the_share_of_the_correct_answer_in_the_weights():
     assert np.isfinite(huge[0]) and np.isfinite(huge[1]).all()
 
 
+def test_answer_loss_grows_with_the_distance_however_far():
+    """The correct answer 800 nats behind loses 800, with a slope that leads back."""
+    chains = Chains(np.array([[0.0], [1]]), np.array([1.0, 0]), np.zeros(2, int), np.zeros(2, int), np.arange(2))
+    loss, slope_F = answer_loss(np.array([800.0]), chains.x_MF, chains)
+    assert (loss, slope_F[0]) == (800, 1)
+
+
+def test_no_chain_has_no_vote():
+    """A small policy has no problem in some folds."""
+    none = random_chains(0).where(np.zeros(200, bool))
+    assert len(vote_correct(none, np.zeros(0))) == len(best_correct(none, np.zeros(0))) == 0
+    policies = [of_strength(name, problems) for name, problems in (("large", 300), ("small", 2))]
+    assert choose_verifier(policies, Vote(), ["pool.answer_share"])[1]  # what was measured: it is not unchecked
+
+
+def of_strength(name, problems):
+    """A policy whose evidence is better for correct chains."""
+    rng, problem_M = np.random.default_rng(problems), np.repeat(np.arange(problems), 8)
+    class_M = rng.integers(0, 3, len(problem_M))
+    x_MF = rng.normal((class_M == 0).astype(float), 1.0)[:, None]
+    chains = Chains(x_MF, (class_M == 0) * 1.0, problem_M, np.zeros(len(problem_M), int), class_M)
+    return PolicyPools(name, [f"{name} {i}" for i in range(problems)], chains, {})
+
+
 def test_the_best_chain_and_the_shares_of_answers_by_brute_force():
     chains = random_chains(5)
     score_M = np.random.default_rng(5).integers(0, 3, 200).astype(float)
@@ -350,14 +375,17 @@ def test_trust_falls_with_agreement_and_distance():
     vote = Vote(2.0, 1.0, 2.0)
     power_P = vote.powers(np.array([0.2, 0.9, 0.2]), np.array([0.5, 0.5, 2.0]))
     np.testing.assert_allclose(power_P, [1.6, 0.2, 0.4])
-    np.testing.assert_allclose(vote_weights(np.array([1.0, 3.0]), np.array([0.5, 0.5])) * np.e**4, np.exp([0.5, 1.5]))
+    weight_M = vote_weights(np.array([1.0, 3.0, 9.0, 12.0]), np.full(4, 0.5), np.array([0, 0, 1, 1]))
+    np.testing.assert_allclose(weight_M, [np.exp(-1), 1, 1, 1])
+    weight_M = vote_weights(np.array([-0.002, 0.001]), np.full(2, 1e3), np.zeros(2, int))  # of a slope of 0.001
+    np.testing.assert_allclose(weight_M, [np.exp(-3), 1])
+    assert share_of_top(answer_classes(["x+1", "1+x", "2", None])) == 0.5  # as `pool_signals` counts
     ranker = fit_ranker(random_chains(1, n=200), random_chains(2, n=200))
     chains = random_chains(6)
     share_P, distance_P = pool_signals(ranker, chains)
     for p in range(40):
         here = chains.problem_M == p
-        classes = [None if c < 0 else int(c) for c in chains.class_M[here]]
-        assert share_P[p] == pytest.approx(share_of_top(classes))
+        assert share_P[p] == pytest.approx(share_of_top(chains.class_M[here]))
         assert distance_P[p] == pytest.approx(distance_of(ranker.standard(chains.x_MF[here])))
 
 
