@@ -25,12 +25,15 @@ def standard_error(difference: Draws) -> float:
 
 
 def p_value(difference: Draws) -> float:
-    """Returns the two-sided p value by Student's t. NaN if there are fewer than two groups."""
+    """Returns the two-sided p value by Student's t, or by the sign test if all groups differ by the same amount.
+
+    NaN if there are fewer than two groups.
+    """
     error = standard_error(difference)
     if difference.groups < 2 or not np.isfinite(error):
         return math.nan
     if error < TIE:  # all resamples are equal
-        return float(abs(difference.value) < TIE)
+        return 1.0 if abs(difference.value) < TIE else 2.0 ** (1 - difference.groups)
     return float(2 * scipy.special.stdtr(difference.groups - 1, -abs(difference.value) / error))
 
 

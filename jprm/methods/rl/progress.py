@@ -22,7 +22,7 @@ from jprm.methods.rl.config import GuardConfig, RLExperiment
 from jprm.methods.rl.sampling import Ahead
 from jprm.methods.verify import verifiers
 from jprm.methods.worlds import environment
-from jprm.statistics import mean_differences
+from jprm.statistics import TIE, mean_differences
 
 CONFIG = "rl_experiment.json"
 FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_every", "keep", "stall_seconds",
@@ -126,13 +126,15 @@ def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> di
 def p_worse(before: Evaluation, after: Evaluation) -> float:
     """Returns the one-sided p-value for fewer correct answers `after` than `before`, by the t-test paired by problem.
 
-    1 if accuracy did not fall or there is one problem.
+    1 if accuracy did not fall or there is one problem. If all problems fell alike, the sign test's.
     """
     change_P = np.array(after["gold_P"]) - np.array(before["gold_P"])
     if len(change_P) < 2 or change_P.mean() >= 0:
         return 1.0
     error = change_P.std(ddof=1) / math.sqrt(len(change_P))
-    return float(scipy.special.stdtr(len(change_P) - 1, change_P.mean() / error)) if error else 0.0
+    if error < TIE:
+        return 0.5 ** len(change_P)
+    return float(scipy.special.stdtr(len(change_P) - 1, change_P.mean() / error))
 
 
 def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
