@@ -241,7 +241,7 @@ class Estimate(NamedTuple):
             return Interval(self.value, self.value - self.half(0.95), self.value + self.half(0.95))
         of_runs = Estimate(self.value, self.terms[:-1]).half(0.95) if len(self.terms) > 1 else 0.0
         below, above = (math.hypot(bound - self.value, of_runs) for bound in self.over_problems[1:])
-        return Interval(self.value, max(0.0, self.value - below), min(1.0, self.value + above))
+        return Interval(self.value, max(self.value - below, 0.0), min(self.value + above, 1.0))  # NaN stays
 
     @property
     def p(self) -> float:

@@ -19,7 +19,7 @@ from jprm.experiment import load, to_json
 from jprm.io import storage
 from jprm.io.outputs import write_json
 from jprm.methods.formats import hub
-from jprm.statistics import difference_of_runs, draws, interval, mean_of_runs, weighted_mean
+from jprm.statistics import Draws, difference_of_runs, draws, interval, mean_of_runs, weighted_mean
 
 
 def of_seeds(value_SP, n=1000):
@@ -58,6 +58,12 @@ def test_one_run_has_the_interval_of_its_problems():
         np.testing.assert_allclose(between, interval(of_runs, fraction=fraction), rtol=1e-12)
     two = difference_of_runs([run], [run], same_seeds=True)
     assert (two.value, two.p) == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Degrees of freedom")
+def test_a_figure_that_is_undefined_has_no_interval():
+    undefined = Draws(np.nan, np.full(10, np.nan), 5)
+    assert np.isnan(mean_of_runs([undefined, undefined], fraction=True).interval()).all()
 
 
 def test_p_is_where_the_interval_reaches_zero():
