@@ -245,6 +245,25 @@ def test_messages_may_be_json_text_and_rollouts_texts():
     assert read("openai", batch) == [wanted]
 
 
+@pytest.mark.parametrize("form", ["item", "response", "batch"])
+def test_an_answer_alone_is_refused(form):
+    answer = {"instructions": "Be brief.", "output": [{"type": "message", "role": "assistant", "content": "12."}]}
+    item = {"item": answer, "response": {"response": answer}, "batch": {"custom_id": "1", "response": {"body": answer}}}
+    with pytest.raises(RecordError, match="input: is not there"):
+        read("openai", item[form])
+
+
+def test_tools_of_the_responses_api_are_schemas_and_the_servers_are_counted():
+    schema = {"name": "price", "description": "A price.", "parameters": {"type": "object"}}
+    item = {"input": "A lamp?", "output": [{"type": "message", "role": "assistant", "content": "12."}],
+            "tools": [{"type": "function", **schema}, {"type": "web_search"}]}  # fmt: skip
+    record, left = read("openai", item)
+    assert record["tools"] == [{"type": "function", "function": schema}]
+    assert left == ("tool of type 'web_search', which the server runs", 1)
+    (record,) = read("verifiers", {"prompt": [ASK], "completion": [LAST], "reward": 1, "tool_defs": [schema]})
+    assert record["tools"] == [{"type": "function", "function": schema}]
+
+
 def test_each_choice_of_a_response_is_a_trajectory():
     choices = [{"message": LAST}, {"message": LAST | {"content": "It costs 13."}}]
     records = read("openai", {"request": {"messages": [ASK]}, "response": {"choices": choices}})

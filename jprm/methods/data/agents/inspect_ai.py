@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jprm.io.folders import local_copy
-from jprm.io.jsonl import RecordError, list_of, number_of, object_of
+from jprm.io.jsonl import RecordError, list_of, number_of, object_of, without_doubles
 from jprm.methods.data.agents.logs import trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import LeftOut, Reader, Record, read_items
@@ -125,20 +126,30 @@ def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """
     local = local_copy(path)
     if not zipfile.is_zipfile(local):
-        yield from read_items(path)
+        yield from ((number, _without_nan(log)) for number, log in read_items(path))
         return
     remedy = f"Install inspect-ai, or write JSON with it: inspect log dump {os.fspath(path)} > log.json"
     try:
         log = importlib.import_module("inspect_ai.log")
         samples = log.read_eval_log_samples(os.fspath(local), all_samples_required=False, resolve_attachments=True)
         for number, sample in enumerate(samples, start=1):
-            yield number, sample.model_dump_json(exclude_none=True).encode()
+            yield number, _without_nan(sample.model_dump_json(exclude_none=True).encode())
     except ImportError:
         raise RecordError(
             os.fspath(path), "file", "is an .eval file, and inspect-ai is not installed", remedy
         ) from None
     except Exception as error:  # of its own classes, of any kind
         raise RecordError(os.fspath(path), "file", f"cannot be read by inspect-ai: {error}", remedy) from error
+
+
+def _without_nan(log: bytes) -> bytes:
+    """Writes null for NaN and infinity, which inspect-ai writes for metrics and scores without a value."""
+    if b"NaN" not in log and b"Infinity" not in log:
+        return log
+    try:
+        return json.dumps(json.loads(log, parse_constant=lambda name: None, object_pairs_hook=without_doubles)).encode()
+    except (ValueError, RecursionError):
+        return log  # `jprm.io.jsonl.parse` names the fault
 
 
 INSPECT = Reader(parse_inspect, InspectOptions, drops="events, stores, usage, times and the plan", items=read_logs)

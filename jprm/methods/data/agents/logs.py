@@ -71,7 +71,7 @@ def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record 
     sides = item.get("request", item), item.get("response")
     request, response = (side["body"] if isinstance(side, Mapping) and "body" in side else side for side in sides)
     request = object_of(request, where, "request", "Write its `messages` or `input`.")
-    about = {**kept(item, where), **_tools(request.get("tools"), where)}
+    about = {**kept(item, where), **_tools(request.get("tools"), where, left)}
     answer = response if isinstance(response, Mapping) else item
     if "input" in request or "output" in answer:
         yield trajectory_of({**about, "messages": _responses(request, answer, where, left)}, where)
@@ -80,8 +80,7 @@ def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record 
     if "completion" in request and "messages" not in request:
         messages = _rollout(request, where)
     elif isinstance(response, Mapping) and "messages" not in request:
-        remedy = "Put the request's `messages` beside each answer: a batch's output file has only the answers."
-        raise RecordError(where, "messages", "are not there, and a response is", remedy)
+        raise RecordError(where, "messages", "are not there, and a response is", _ANSWERS_ALONE.format("messages"))
     else:
         messages = list(_messages(request, "messages", where))
     ends: list[list] = [[]]
@@ -197,8 +196,22 @@ def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Recor
     return kept
 
 
-def _tools(tools: Any, where: str) -> Record:
-    tools = decoded(tools, where, "tools")
+def _tools(tools: Any, where: str, left: Leftovers | None = None) -> Record:
+    """Returns tool schemas in the chat form; the Responses API and verifiers write them without `function`.
+
+    If `left` is given, tools that the server runs are left out, since they have no schema.
+    """
+    tools, schemas = decoded(tools, where, "tools"), []
+    for tool in tools if isinstance(tools, list) else ():
+        alone = isinstance(tool, Mapping) and "function" not in tool
+        if alone and left and "name" not in tool and tool.get("type", "function") != "function":
+            left.skip(f"tool of type {tool['type']!r}, which the server runs")
+        elif alone and "name" in tool:
+            fields = {key: value for key, value in tool.items() if key != "type"}
+            schemas.append({"type": "function", "function": fields})
+        else:
+            schemas.append(tool)
+    tools = schemas if isinstance(tools, list) else tools
     return {"tools": tools} if tools else {}
 
 
@@ -286,6 +299,8 @@ def _readable(value: Any) -> Any:
 _ON_SERVER = ("previous_response_id", "conversation", "prompt")
 """Fields of the Responses API that refer to text stored on the server."""
 
+_ANSWERS_ALONE = "Put the request's `{}` beside each answer: a batch's output file has only the answers."
+
 _NOT_WHOLE = ("local_shell_call", "web_search_call")
 """Calls of the Responses API that have no result items."""
 
@@ -299,7 +314,9 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
         if request.get(key) or answer.get(key):
             reason = "names text that the server keeps, and the log lacks"
             raise RecordError(where, key, reason, "Write the whole conversation into `input`.")
-    prompt, output = request.get("input") or [], answer.get("output")
+    if not request.get("input"):
+        raise RecordError(where, "input", "is not there, and `output` is", _ANSWERS_ALONE.format("input"))
+    prompt, output = request["input"], answer.get("output")
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list_of(prompt, where, "input")
     items = [*items, *list_of([] if output is None else output, where, "output")]
     instructions = request.get("instructions") or answer.get("instructions")

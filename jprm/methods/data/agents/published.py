@@ -87,6 +87,9 @@ def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator
     for i, simulation in enumerate(take(item, "simulations", list, where) if inside else [item]):
         field = f"simulations[{i}]." if inside else ""
         simulation = object_of(simulation, where, field or "record", "Write a simulation.")
+        if simulation.get("ticks") and not simulation.get("messages"):
+            reason = "are a voice run in full duplex, in which both speak at once"
+            raise RecordError(where, field + "ticks", reason, "Only runs of turns are read: give its `messages`.")
         messages = list(_tau2_messages(simulation, where, field, left))
         if inside and not any(message["role"] == "assistant" for message in messages):
             left.skip("simulation without a turn of the agent")

@@ -1,6 +1,7 @@
 """tau2-bench, AgentRx and inspect-ai: turns, outcomes and labels as their files say."""
 
 import json
+import math
 import sys
 import types
 import zipfile
@@ -66,6 +67,13 @@ def test_tau2_bench_reads_thoughts_of_every_place_and_skips_simulations_without_
 def failure(step, category="Invention of new information", number=1):
     return {"failure_id": number, "step_number": step, "failure_category": category, "failed_agent": "A",
             "step_reason": "r"}  # fmt: skip
+
+
+def test_a_voice_run_of_tau2_bench_is_named(tmp_path):
+    run = {"id": "x", "mode": "full_duplex", "ticks": [{"tick_id": 0, "agent_chunk": {}}]}
+    for messages in ({}, {"messages": None}, {"messages": []}):
+        with pytest.raises(RecordError, match="ticks: are a voice run"):
+            read("tau2_bench", [run | messages], tmp_path)
 
 
 def test_agentrx_labels_every_failure_and_names_the_root_cause(tmp_path):
@@ -160,6 +168,22 @@ def test_inspects_older_names_are_read(tmp_path):
 def test_values_of_inspects_scorers(value, outcome, tmp_path):
     (record,), _, _ = read("inspect", [{**INSPECT, "scores": {"match": {"value": value}}}], tmp_path)
     assert record.get("outcome") == outcome
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_a_number_that_inspect_lacks_is_null(number, tmp_path):
+    """inspect-ai writes NaN for metrics without samples and for samples without a score."""
+    log = {"results": {"scores": [{"metrics": {"stderr": {"value": number}}}]}, "samples": [
+        {**INSPECT, "scores": {"match": {"value": number}}}]}  # fmt: skip
+    (record,), _, _ = read("inspect", [log], tmp_path)
+    assert "outcome" not in record and record["rewards"] == {"match": None}
+    with pytest.raises(RecordError, match="not JSON"):
+        list(find("inspect").read(written(tmp_path / "f.json", '{"a": NaN, "a": 1}')))
+
+
+def written(path, text):
+    path.write_text(text)
+    return path
 
 
 def test_several_scorers_need_a_name(tmp_path):
