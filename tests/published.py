@@ -230,8 +230,8 @@ CASES = {
         head=("score.2.weight", "score.2.bias", "score.0.weight", "score.0.bias"),
     ),
     "math-shepherd": Case(
-        "Mistral", "MistralForCausalLM", pieces_tokenizer, shepherd_ids, first, (" +", " -"), (1, -1),
-        "math-shepherd-mistral-7b-prm", config=dict(sliding_window=4096),
+        "Llama", "LlamaForCausalLM", pieces_tokenizer, shepherd_ids, first, (" +", " -"), (1, -1),
+        "math-shepherd-mistral-7b-prm",
     ),
     "rlhflow": Case(
         "Llama", "LlamaForCausalLM", lambda: bytes_tokenizer("<|begin_of_text|>"), rlhflow_ids, first, ("+", "-"),

@@ -302,7 +302,7 @@ SIGNS: tuple[tuple[str, Signs], ...] = (
     ("jprm", Signs(_TOKENS, tensor="score.weight", labels=("wrong", "right"))),
     ("jprm-ternary", Signs(_TOKENS, tensor="score.weight", labels=("negative", "neutral", "positive"))),
     ("trl", Signs(_TOKENS, tensor="score.weight")),  # token-classes where the labels are more
-    ("math-shepherd", Signs("MistralForCausalLM", named=r"math.?shepherd")),
+    ("math-shepherd", Signs("(Llama|Mistral)ForCausalLM", named=r"math.?shepherd")),
     ("llemma", Signs("LlamaForCausalLM", named=r"llemma.*(prm|orm)|llemma.reward")),
     ("rlhflow", Signs("LlamaForCausalLM", named=r"PRM.(mistral|deepseek)|rlhflow.*prm")),
     ("eurus", Signs("Qwen2ForCausalLM", named=r"eurusprm|implicit.?prm")),
