@@ -65,6 +65,16 @@ def _field(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, Mapping) else None
 
 
+def holds(value: Any, path: str) -> bool:
+    """Whether an object, or an object in a list, has the key at a dotted path; its value may be null."""
+    if isinstance(value, list):
+        return any(holds(item, path) for item in value)
+    if not isinstance(value, Mapping):
+        return False
+    key, _, rest = path.partition(".")
+    return path in value or (key in value and (not rest or value[key] is None or holds(value[key], rest)))
+
+
 # ---- Cells of CSV.
 
 _TEXTS = frozenset(("problem", "question", "prompt", "response", "solution", "answer", "system", "semantics", "text"))

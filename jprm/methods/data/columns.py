@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import shortened
-from jprm.methods.data.cells import OTHER_FILE, label_of, literal, place_of, take, verdict_of
+from jprm.methods.data.cells import OTHER_FILE, holds, label_of, literal, place_of, take, verdict_of
 from jprm.methods.data.reader import Record, others, until_error
-from jprm.methods.data.step_labels import TAGS, parted
-from jprm.methods.messages.free_text import are_solutions, prompt_of, sample_of
+from jprm.methods.data.step_labels import parted
+from jprm.methods.messages.free_text import are_solutions, prompt_of, sample_of, tagged_steps
 from jprm.tree import RecordError, record_of, tree_of
 
 
@@ -24,7 +24,8 @@ class ColumnOptions:
     file lacks it.
 
     problem: text, or messages, whose system message becomes `system`.
-    steps: a list of texts, or one text, which is split (at the step tags `ки` and `<extra_0>` if present). A path
+    steps: a list of texts, or one text, which is split (at the step tags `ки` and `<extra_0>` if present, like the
+        texts of `samples`). A path
         through a list of objects reads one field from each, e.g. `steps.text`. A list of lists is read as several
         chains, or as steps in pieces if each inner list holds one text or has one label. If empty, the records are
         problems without solutions.
@@ -88,6 +89,11 @@ _MEANT = frozenset(
 """Keys with a meaning in records. Columns with these names are moved into `columns` unless an option names them."""
 
 
+def optional_columns(options: ColumnOptions) -> list[str]:
+    """Returns the named columns that a record may lack, e.g. `labels`."""
+    return [path for path in (options.labels, options.first_error, options.correct) if path]
+
+
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
     """Yields one or several chains, a pool, or a problem, read from the named columns.
 
@@ -104,7 +110,7 @@ def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Rec
         columns.pop("steps", None)
     try:
         fields = {field: take(item, path, _KINDS[field], where) for field, path in columns.items()}
-        if fields.get("answer", "") is None and not _has_key(item, options.answer):
+        if fields.get("answer", "") is None and not holds(item, options.answer):
             raise RecordError(where, options.answer, "is absent", OTHER_FILE)
     except RecordError as error:
         if error.remedy != OTHER_FILE:
@@ -198,7 +204,7 @@ def _are_steps(item: Mapping, values: Record, where: str, column: str) -> bool:
 def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: ColumnOptions, where: str) -> Record:
     steps, labels = chain["steps"], chain.get("labels")
     record = dict(problem)
-    if isinstance(steps, str) and any(tag in steps for tag in TAGS):
+    if isinstance(steps, str) and tagged_steps(steps):
         record["problem"], steps = _tagged(steps, problem["problem"], where, columns["steps"])
     if isinstance(steps, str):
         (record,) = [record_of(tree_of(record | {"response": steps}, where))]
@@ -234,30 +240,17 @@ def _steps(steps: Sequence[Any], where: str, column: str) -> list[str]:
     if are_solutions(texts):
         remedy = f"They are samples: give --set samples={column}, and no steps."
         raise RecordError(where, column, f"holds {len(texts)} whole solutions, not the steps of one", remedy)
-    return [_untagged(text) for text in texts]
-
-
-def _untagged(text: str) -> str:
-    bare = text.rstrip()
-    for tag in TAGS:
-        if bare.endswith(tag):
-            return bare.removesuffix(tag).rstrip()
-    return text
+    return [" ".join(pieces) if (pieces := tagged_steps(text)) else text for text in texts]
 
 
 def _tagged(text: str, problem: str, where: str, column: str) -> tuple[str, list[str]]:
     """Splits tagged text into the problem and its steps; the text may repeat the problem at its start."""
-    for tag in TAGS:
-        text = text.replace(tag, TAGS[0])
-        problem = problem.replace(tag, TAGS[0])
     same = problem.strip() == text.strip()
     if not same and problem.strip() and text.lstrip().startswith(problem.strip()):
         text = text.lstrip()[len(problem.strip()) :]
-    pieces = [piece.strip() for piece in text.split(TAGS[0])]
-    pieces = [piece for i, piece in enumerate(pieces) if piece or i < len(pieces) - 1]
+    pieces = tagged_steps(text)
     if same:
-        problem, first = parted(pieces[0], where, column)
-        pieces[0] = first
+        problem, pieces[0] = parted(pieces[0], where, column)
     return problem, pieces
 
 
@@ -276,8 +269,8 @@ def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: 
     column, values = columns["samples"], fields["samples"]
     if not isinstance(values, list):
         raise RecordError(where, column, "is str, not list", "Name a column with a list of samples.")
-    if len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list per request, here a single one
-        values = values[0] if all(isinstance(text, str) for text in values[0]) else values
+    if column == "resps" and len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list per request
+        values = values[0]
     samples = [_sample(value, where, f"{column}[{i}]") for i, value in enumerate(values)]
     for field, key in (("correct", "correct"), ("predictions", "answer"), ("labels", "labels")):
         listed = fields.get(field)
@@ -377,10 +370,6 @@ def _has(item: Any, path: str) -> bool:
     for key in path.split("."):
         item = item.get(key) if isinstance(item, Mapping) else None
     return item is not None
-
-
-def _has_key(item: Mapping[str, Any], path: str) -> bool:
-    return path in item or ("." in path and path.split(".")[0] in item)
 
 
 # ---- Columns that no option names.

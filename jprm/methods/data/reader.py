@@ -21,14 +21,14 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jprm.io import jsonl
 from jprm.io.folders import local_copy
 from jprm.io.outputs import check_input
 from jprm.io.storage import path_of
-from jprm.methods.data.cells import OTHER_FILE, TextRow, take
+from jprm.methods.data.cells import OTHER_FILE, TextRow, holds, take
 from jprm.options import OptionError, described, from_json
 from jprm.tree import ReasoningTree, RecordError, tree_of
 
@@ -74,6 +74,8 @@ class Reader:
       items: yields (number, JSON) for each item of a file; `read_items` by default.
       whole: the whole file is one item. `parse` then takes the list of its `Event`s, and an error or drop rejects the
         file.
+      columns: options -> dotted paths that must be present in at least one item of a file, since a misspelt optional
+        column would otherwise read as null everywhere.
     """
 
     parse: Callable[[Any, str, Any], Iterator[Record | LeftOut]]
@@ -82,6 +84,7 @@ class Reader:
     drops: str = ""
     items: Callable[[str | os.PathLike], Iterator[tuple[int, bytes]]] | None = None
     whole: bool = False
+    columns: Callable[[Any], Iterable[str]] = lambda options: ()
 
     def read(
         self,
@@ -118,12 +121,14 @@ class Reader:
 
     def _read(self, items, path, options, reject, on_drop, on_left_out, on_bytes) -> Iterator[tuple[str, Record]]:
         readers: dict[tuple[str, ...], list[str]] = {}  # by the keys of refused items
+        absent, where = set(self.columns(options)), ""
         for number, raw, lines in self._whole(items):
             where, values = f"{os.fspath(path)}:{number}", []
             try:
                 places = [f"{os.fspath(path)}:{line}" for line, _ in lines]
                 values = [jsonl.parse(line, place) for (_, line), place in zip(lines, places, strict=True)]
                 values = list(map(TextRow, values)) if is_csv(path) else values
+                absent = {column for column in absent if not holds(values[0], column)}
                 item = list(map(Event, places, values)) if self.whole else values[0]
                 parsed = list(self.parse(item, where, options))
                 records = [record for record in parsed if not isinstance(record, LeftOut)]
@@ -139,6 +144,9 @@ class Reader:
                 for part, record in enumerate(records):
                     yield f"{number}.{part}", record
             on_bytes(len(raw))
+        if absent and where:
+            remedy = "Name a column that the file has, or leave the option out."
+            raise RecordError(os.fspath(path), ", ".join(sorted(absent)), "is in no record", remedy)
 
     def _whole(self, items) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
         """Yields (number, bytes, lines) for each item: one line each, or all lines of the file if `whole`."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from jprm.methods.data.cells import OTHER_FILE, take
-from jprm.methods.data.columns import ColumnOptions, parse_columns, parse_layout, without_empty
+from jprm.methods.data.columns import ColumnOptions, optional_columns, parse_columns, parse_layout, without_empty
 from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, check_record
 from jprm.methods.messages.free_text import sample_of
 from jprm.options import find_part
@@ -79,7 +79,7 @@ def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
     yield from parse_record({**item, "segmentation": options.segmentation}, where, NoOptions())
 
 
-COLUMNS = Reader(parse_columns, ColumnOptions)
+COLUMNS = Reader(parse_columns, ColumnOptions, columns=optional_columns)
 JSONL = Reader(parse_record)
 POOLS = Reader(parse_pool, PoolOptions)
 TRL = Reader(parse_stepwise)

@@ -20,10 +20,7 @@ from jprm.tree import RecordError
 # `input` is the problem and its steps, each step followed by the tag `ки`; `label` is the same text with every tag
 # replaced by `+` (a completion from here reached the answer) or `-`.
 
-TAGS = ("ки", "<extra_0>")
-"""End-of-step tags in a text: of Math-Shepherd, and of Qwen's PRMs."""
-
-_TAG = TAGS[0]
+_TAG = "ки"
 _FIRST = re.compile(r"Step 1\s*:")
 
 

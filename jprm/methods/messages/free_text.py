@@ -15,8 +15,9 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """Returns the chain record of a record, if it is stepwise, a chat or free text.
 
     Free text is {"problem", "response"}, a chat {"messages"}. The text is split by the rule in `segmentation`
-    (`jprm.steps.RULES`, default `auto`), and the chain names the rule that was used. Steps are stripped; `response` and
-    `messages` are kept. Thoughts in a separate field are put before the text in <think> tags. A system message becomes
+    (`jprm.steps.RULES`, default `auto`), and the chain names the rule that was used. By `auto`, a text with tags
+    (`tagged_steps`) ends its steps there, and `response` loses them. Steps are stripped; `response` and `messages` are
+    kept. Thoughts in a separate field are put before the text in <think> tags. A system message becomes
     the chain's `system`.
 
     Raises RecordError like `jprm.tree.tree_of`.
@@ -31,6 +32,20 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         text = text_of(record["response"], where, "response")
         return {**record, **_steps(_with_thoughts(text, record, where, ""), record, where)}
     return None
+
+
+_TAG = re.compile(r"(?<![А-Яа-яЁё])ки(?![А-Яа-яЁё])|<extra_0>")  # not the end of a Russian word
+
+
+def tagged_steps(text: str) -> list[str]:
+    """Returns the steps that end in Math-Shepherd's tag `ки` or Qwen's `<extra_0>`; [] if the text has no tag.
+
+    >>> tagged_steps("2 + 2 = 4. ки\\nSo it is 4. ки"), tagged_steps("Раскроем скобки.")
+    (['2 + 2 = 4.', 'So it is 4.'], [])
+    """
+    pieces = [piece.strip() for piece in _TAG.split(text)]
+    pieces = pieces if pieces[-1] else pieces[:-1]
+    return pieces if _TAG.search(text) else []
 
 
 _STATED = re.compile(r"\\boxed\s*\{|\banswer\s*(?:is\b|:)|^#### *\S|^ANSWER:", re.IGNORECASE | re.MULTILINE)
@@ -65,7 +80,7 @@ def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
         return sample
     text = text_of(sample.pop(key), where, f"{field}.{key}", blank=True)
     chain = _steps(text, sample, where) if text.strip() else {"steps": []}
-    return {**chain, **sample, "response": text}
+    return {"response": text, **sample, **chain}
 
 
 def prompt_of(messages: Any, where: str, field: str) -> dict[str, Any]:
@@ -113,6 +128,8 @@ def _steps(text: str, record: Mapping[str, Any], where: str) -> dict[str, Any]:
     if rule not in ("auto", *steps.RULES):
         remedy = f"Use auto, {', '.join(steps.RULES)}, or give the record `steps`."
         raise RecordError(where, "segmentation", f"is {rule!r}, no rule to split text", remedy)
+    if rule == "auto" and (tagged := tagged_steps(text)):
+        return {"steps": tagged, "response": "\n".join(tagged)}
     used = steps.rule_of(text) if rule == "auto" else rule
     return {"steps": [step.strip() for step in steps.split(text, used)], "segmentation": used}
 

@@ -66,6 +66,9 @@ NESTED = [["1. a"], ["2. b", "more"], ["3. c"]]
         ({"s": "One. ки\nTwo. ки", "l": [1, 0]}, {"labels": "l"}, [["One.", "Two."]], [[1, 0]]),
         ({"s": "One.<extra_0>Two.<extra_0>", "l": ["+", "-"]}, {"labels": "l"}, [["One.", "Two."]], [[1, 0]]),
         ({"s": ["One. ки", "Two. ки"]}, {}, [["One.", "Two."]], [None]),
+        ({"s": ["Раскроем скобки", "Ответ: 4"]}, {}, [["Раскроем скобки", "Ответ: 4"]], [None]),
+        ({"s": "Раскроем скобки.\nОтвет: 4"}, {}, [["Раскроем скобки.", "Ответ: 4"]], [None]),
+        ({"s": "2 + 2 = $4$.ки\nSo 4ки", "l": [1, 0]}, {"labels": "l"}, [["2 + 2 = $4$.", "So 4"]], [[1, 0]]),
         (
             {"s": "p\nStep 1: a ки\nStep 2: b ки", "l": ["+", "-"]},
             {"labels": "l"},
@@ -73,7 +76,6 @@ NESTED = [["1. a"], ["2. b", "more"], ["3. c"]]
             [[1, 0]],
         ),
         ({"s": ["a", "b"], "l": None}, {"labels": "l"}, [["a", "b"]], [None]),
-        ({"s": ["a", "b"]}, {"labels": "l"}, [["a", "b"]], [None]),
         (
             {"t": [{"steps": ["a"], "labels": None}, {"steps": ["b"], "labels": [1]}, {"steps": ["c"]}]},
             {"steps": "t.steps", "labels": "t.labels"},
@@ -103,6 +105,22 @@ def test_problem_and_steps_of_one_text_are_parted(tmp_path):
     (record,) = columns(tmp_path, {"i": text, "v": ["+", "-"]}, problem="i", steps="i", labels="v")
     assert (record["problem"], record["steps"]) == ("What is 1?", ["Step 1: It is.", "Step 2: So 1."])
     assert record["labels"] == [1, 0]
+
+
+@pytest.mark.parametrize("option", ["labels", "first_error", "correct"])
+def test_a_column_may_be_absent_from_some_records_but_not_from_all(tmp_path, option):
+    values = {"labels": [[1, 0]], "first_error": 1, "correct": [True]}
+    steps = {"s": ["a", "b"]} if option == "first_error" else {"s": [["a", "b"]]}
+    options = {"samples": "s"} if option != "first_error" else {"first_step": 1}
+    assert (
+        len(columns(tmp_path, {"q": "p", "x": values[option]} | steps, {"q": "r"} | steps, **options, **{option: "x"}))
+        == 2
+    )
+    refused(
+        RecordError, "y: is in no record", columns, tmp_path, {"q": "p", "x": 1} | steps, **options, **{option: "y"}
+    )
+    nested = {"q": "p", "m": {"x": 1}} | steps
+    refused(RecordError, "m.y: is in no record", columns, tmp_path, nested, **options, **{option: "m.y"})
 
 
 SOLUTIONS = ["2 + 2 = 4.\n\nThe answer is 4.", "2 + 2 = 5.\n\nThe answer is 5."]
@@ -139,6 +157,19 @@ def test_samples_may_be_texts(tmp_path, samples):
     for pool in (*pools, *read(written(tmp_path, record), "pools"), *read(written(tmp_path, record), "jsonl")):
         assert texts_of(pool)[1] == ["2 + 2 = 5.", "The answer is 5."]
     refused(RecordError, r"samples\[0\]", list, read_records(written(tmp_path, {"problem": "p", "samples": [5]})))
+
+
+@pytest.mark.parametrize("tagged", ["2 = 2.\nIt is. ки\nSo 4.ки", "2 = 2.\nIt is.<extra_0>So 4.<extra_0>"])
+def test_samples_end_their_steps_at_tags(tmp_path, tagged):
+    steps, response = ["2 = 2.\nIt is.", "So 4."], "2 = 2.\nIt is.\nSo 4."
+    item = {"q": "p", "r": [{"response": tagged, "l": [1, 0]}]}
+    for sample in (
+        columns(tmp_path, item, samples="r.response", labels="r.l")[0]["samples"][0],
+        columns(tmp_path, item, samples="r")[0]["samples"][0],
+        read(written(tmp_path, {"problem": "p", "completions": [tagged]}), "pools")[0]["samples"][0],
+        *read(written(tmp_path, {"problem": "p", "response": tagged}), "jsonl"),
+    ):
+        assert (sample["steps"], sample["response"]) == (steps, response)
 
 
 LAYOUTS = {
@@ -520,10 +551,10 @@ def test_any_cell_gives_a_record_or_an_error_with_its_place(item, named, steps, 
 def test_any_cell_of_csv_gives_a_record_or_an_error(tmp_path_factory, cells):
     path = tmp_path_factory.mktemp("csv") / "f.csv"
     quoted = ",".join('"' + text.replace('"', '""') + '"' for text in cells)
-    path.write_text(f"problem,steps,correct\n{quoted}\n", encoding="utf-8")
+    path.write_text(f"problem,steps,correct\n{quoted}\np,s,true\n", encoding="utf-8")
     with Rejects(path.with_suffix(".rejects")) as rejects:
         records = list(find("columns").read(path, on_error="skip", rejects=rejects, correct="correct"))
-    assert len(records) + rejects.count == bool(any(cells))
+    assert len(records) + rejects.count == 1 + bool(any(cells))
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -153,7 +153,9 @@ def test_items_that_become_several_records_are_counted(tmp_path, console):
 
 def test_a_column_of_labels_that_labels_nothing_is_refused(tmp_path, console):
     source = lines(tmp_path / "s.jsonl", chain("p"))
-    refused(ValueError, "'lables'", prepare, "columns", [source], tmp_path / "out", labels="lables", console=console)
+    refused(ValueError, "lables: is in no record", prepare, "columns", [source], tmp_path / "out", labels="lables")
+    empty = lines(tmp_path / "e.jsonl", chain("p") | {"lables": None})
+    refused(ValueError, "'lables'", prepare, "columns", [empty], tmp_path / "out", labels="lables", console=console)
     assert not (tmp_path / "out").exists()
 
 
