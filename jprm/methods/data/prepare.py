@@ -61,7 +61,7 @@ class PrepareRequest:
 class PrepareReport(PrepareRequest):
     """The request and the counts of a prepared folder, as stored in `report.json`.
 
-    Every item is rejected, dropped by the options, excluded, repeated, or kept. `excluded` counts records per benchmark
+    Every item is rejected, dropped, excluded, repeated, or kept. `excluded` counts records per benchmark
     file, so a record may count for two files; `excluded_records` counts it once. `left_out` counts parts of kept items
     that were not stored, e.g. images. `unlabelled` records have no labelled step; in `all_right` records every step has
     label 1.
@@ -387,7 +387,7 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
     rows += [(f"of other parts ({report.part})", report.other_part)] if report.part else []
     rows += [(f"  label {label}", count) for label, count in list(report.labels.items())[:8]]
     rows += [("records without a label", report.unlabelled), ("records with only label 1", report.all_right)]
-    rows += [(f"dropped by the options: {reason}", count) for reason, count in report.dropped.items()]
+    rows += [(f"dropped: {reason}", count) for reason, count in report.dropped.items()]
     rows += [(f"left out: {part}", count) for part, count in report.left_out.items()]
     rows += [(f"excluded, in {file}", count) for file, count in report.excluded.items()]
     rows += [("repeated", report.repeated)] if report.duplicates == "drop" else []

@@ -38,7 +38,7 @@ Record = dict[str, Any]
 
 
 class Dropped(Exception):
-    """Raised by `parse` if the options exclude an item. The message is the reason, used as a key in the report."""
+    """Raised by `parse` if the options exclude an item or it has no turn. The report counts the reason, its message."""
 
 
 @dataclasses.dataclass(frozen=True)

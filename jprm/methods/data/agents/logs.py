@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
 from jprm.methods.data.agents.parts import Leftovers, LogOptions, SessionOptions
-from jprm.methods.data.reader import LeftOut, NoOptions, Reader, Record, take
+from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, take
 from jprm.methods.messages.messages import call_of, decoded, text_of_parts
 from jprm.methods.messages.records import read_trajectory
 
@@ -154,7 +154,9 @@ def trajectory_of(record: Record, where: str) -> Record:
 def trajectories(
     parts: Sequence[Conversation], about: Record, where: str, left: Leftovers, context: re.Pattern[str]
 ) -> Iterator[Record]:
-    """Yields a trajectory for each part with an agent turn. Raises RecordError if all parts lack one.
+    """Yields a trajectory for each part with an agent turn. Drops a session without one, e.g. if each request failed.
+
+    Raises RecordError if no line holds a message.
 
     The problem, which groups the runs of a task, is the session's first user message, without the text at its beginning
     that matches `context`: the program writes such text in the user's name, e.g. about the folder and the shell.
@@ -162,9 +164,11 @@ def trajectories(
     texts = [m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"].strip()]
     first = next(filter(None, (user_text(text, context) for text in texts)), texts[0] if texts else None)
     written = [part for part in parts if part.has_turn]
+    if texts and not written:
+        raise Dropped("the agent has no turn in the session")
     if not written:
         skipped = ", ".join(part.what for part in left)
-        reason = "no line holds a turn of the agent" + (f" (skipped: {skipped})" if skipped else "")
+        reason = "no line holds a message" + (f" (skipped: {skipped})" if skipped else "")
         raise RecordError(where, "line", reason, "Is this file of the named program?")
     for part in parts:
         if part.messages and not part.has_turn:

@@ -210,6 +210,16 @@ def test_lines_that_are_no_message_are_counted_by_name_in_the_report(tmp_path):
         read("claude_code", lines, tmp_path, images="error")
 
 
+def test_a_session_without_a_turn_is_dropped_and_counted(tmp_path):
+    """E.g. each request failed. Real folders hold many of them, beside whole sessions."""
+    failed = agent("a1", "u1", "m1", "Please log in.", isApiErrorMessage=True)
+    for name, lines in (("s", START), ("failed", [START[0], failed]), ("left", [START[0]])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    console = rich.console.Console(file=io.StringIO())
+    report = prepare("claude_code", sorted(tmp_path.glob("*.jsonl")), tmp_path / "out", console=console)
+    assert (report.read, report.kept) == (3, 1) and report.dropped == {"the agent has no turn in the session": 2}
+
+
 def test_a_compaction_without_a_turn_after_it_is_counted(tmp_path):
     (record,), left = read("claude_code", [*START, boundary("cb", "a1"), SUMMARY], tmp_path)
     assert told(record) == FIXED and left == {"messages after a compaction, without a turn": 1}
