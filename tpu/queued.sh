@@ -124,10 +124,10 @@ launch() {
   environment=(JPRM_COMMIT="$commit" ${TASK:+"TASK=$TASK"} "${environment[@]}")
   # A slice that is created again has empty disks.
   case ${JAX_COMPILATION_CACHE_DIR:-unset}$WORKDIR in unset*://*) environment+=("JAX_COMPILATION_CACHE_DIR=$WORKDIR/compiled") ;; esac
-  # In braces, so that no shell stays behind that would keep ssh's output open. Returns when tpu/run.sh has started.
+  # In braces, so that no shell stays behind that would keep ssh's output open. Returns when tpu/run.sh has started or ended.
   everywhere "cd jprm && { $(assigned "${environment[@]}") setsid nohup \
 $(quoted tpu/run.sh "$EXPERIMENT" "$WORKDIR" "${arguments[@]}") >> run.log 2>&1 < /dev/null & } && \
-for _ in {1..50}; do tpu/run.sh --state | grep -q 'idle\$' || break; sleep 0.1; done"
+for _ in {1..50}; do kill -0 \$! 2> /dev/null && tpu/run.sh --state | grep -q 'idle\$' || break; sleep 0.1; done"
 }
 
 status() {
