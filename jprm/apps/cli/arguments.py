@@ -66,7 +66,7 @@ ENDED = {
     "serve": {"reference": _FOLDER, "judge": "the judge's file among the models: jprm serve DIR P.json"},
     "table": {name: f"--format {name}" for name in ("csv", "latex", "markdown")},
 }  # fmt: skip
-"""Former options by command or group, and what to write instead. They are refused with this advice."""
+"""Options that a command or group had, or might have, and what to write instead. They are refused with this advice."""
 
 ADDRESSES = ConstructorRegistry()
 
@@ -228,7 +228,7 @@ def _checked(
 ) -> list[str]:
     """Returns the arguments of a command with present option names; raises ValueError as `Commands.renamed` does.
 
-    `ended` maps former options to what replaces them.
+    `ended` maps options that there are not, e.g. former ones, to what replaces them.
     """
     words, passed, last, more = [], set(), None, f"; `{command} --help` explains all"
     for word in args:
@@ -247,7 +247,7 @@ def _checked(
         if name != typed and name in passed:
             raise ValueError(f"{command}: --{typed} is a former name of --{name}. Give one of them")
         if last is None and typed in ended:
-            raise ValueError(f"{command}: --{typed} has ended. Write {ended[typed]}")
+            raise ValueError(f"{command} has no option --{typed}. Write {ended[typed]}")
         if last is None:
             near = difflib.get_close_matches(name, options, n=2, cutoff=0.6)
             meant = f". Did you mean {' or '.join(f'--{option}' for option in near)}?" if near else more

@@ -350,7 +350,11 @@ class _Judged(NamedTuple):
             parts = []
             for i, tree in enumerate(arrays, start):
                 score_N, class_N, size = tree.score_N, tree.class_N, len(tree.score_N)
-                _check_probabilities(score_N, f"{name}: record {i + 1}")
+                if not ((score_N >= 0) & (score_N <= 1)).all():
+                    raise ScoreError(
+                        f"{name}: record {i + 1}: a score is outside [0, 1], and only probabilities have a calibration."
+                        " Fit a verifier, whose scores are: jprm fuse fit --sources prm=DIR"
+                    )
                 problem = numbers.setdefault(tree.problem, len(numbers))
                 same = np.full(size, problem), np.full(size, file)
                 all_steps = _Steps(score_N, class_N == 1, *same, tree.depth_N, tree.length_N)
@@ -369,11 +373,6 @@ class _Judged(NamedTuple):
         """Renumbers the problems."""
         steps = self.steps._replace(problem_N=number_U[self.steps.problem_N])
         return _Judged(steps, self.first._replace(problem_C=number_U[self.first.problem_C]))
-
-
-def _check_probabilities(score_N: Float[np.ndarray, " N"], where: str) -> None:
-    if not ((score_N >= 0) & (score_N <= 1)).all():
-        raise ScoreError(f"{where}: a score outside [0, 1] has no calibration: map it first")
 
 
 def _figures(steps: _Steps, seed: int) -> dict[str, Any]:

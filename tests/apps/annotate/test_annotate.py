@@ -539,8 +539,11 @@ def test_a_full_disk_confirms_nothing_says_so_and_loses_nothing(tmp_path):
         ("select --input a.jsonl --output b.jsonl --count 0", "count is 0: it must be at least 1"),
         ("serve study --set gold_fraction=2", "gold_fraction is 2.0: it must be from 0 to 1"),
         ("serve study --set gold=2", "--set gold: is no known field"),
-        ("serve study --gold-fraction 0.2", "--gold-fraction has ended. Write --set gold_fraction=VALUE"),
-        ("select --count 1 --rest 0.2", "--rest has ended. Write --set rest=VALUE"),
+        (
+            "serve study --gold-fraction 0.2",
+            "serve has no option --gold-fraction. Write --set gold_fraction=VALUE",
+        ),
+        ("select --count 1 --rest 0.2", "select has no option --rest. Write --set rest=VALUE"),
     ],
 )
 def test_settings_of_studies_are_refused_in_one_line(args, message, capsys):
