@@ -435,8 +435,10 @@ def number_of(answer: str | float) -> Number | None:
             text = text.replace(",", ".")
         m = _HALVES.search(text)
         if m and (m.end() == len(text) or unit_of(text[m.end() :]) is not None):
-            base = _plain(text[: m.start()]) or _in_words(text[: m.start()])
-            return base and Number(base[0] + Fraction(1, _WORD_FRACTIONS[m[1].lower()]), False, False, unit)
+            plain = _plain(text[: m.start()])
+            base = plain[0] if plain else _in_words(text[: m.start()])
+            half = Fraction(1, _WORD_FRACTIONS[m[1].lower()])
+            return None if base is None else Number(base + half, False, False, unit)
         written = text
         while m := _SCALE.search(text):
             rest = text[m.end() :]
@@ -447,16 +449,16 @@ def number_of(answer: str | float) -> Number | None:
             text = text[: m.start()] + (rest if _SCALE.fullmatch(rest) else "")
         number = _plain(text) if text else None
         if number is None and not percent:
-            number, name = _in_words(written), ""
-            if not number and scale != 1 and (counted := _in_words(text)):  # two dozen
-                return Number(counted[0] * scale, False, False, unit)
+            value, name = _in_words(written), ""
+            if value is None and scale != 1 and (counted := _in_words(text)) is not None:  # two dozen
+                return Number(counted * scale, False, False, unit)
             words = written.split(" ")
             for i in range(1, min(len(words), 9)):  # five apples
-                if number or written[:1].isdigit() or not written.isascii():
+                if value is not None or written[:1].isdigit() or not written.isascii():
                     break
                 name = unit_of(rest) if (rest := " ".join(words[-i:])).islower() else None
-                number = _in_words(" ".join(words[:-i])) if name is not None else None
-            scale, unit = (Fraction(1), unit or name or "") if number else (scale, unit)
+                value = _in_words(" ".join(words[:-i])) if name is not None else None
+            return None if value is None else Number(value, False, False, unit or name or "")
     return number and Number(number[0] * scale, number[1], percent, unit)
 
 
@@ -499,19 +501,19 @@ def _repeating(sign: str, whole: str, fixed: str, cycle: str) -> Fraction:
     return -value if sign == "-" else value
 
 
-def _in_words(text: str) -> tuple[Fraction, bool] | None:
-    """Returns (value, False) of a number in English words, e.g. "two thirds"; False, as in `_plain`: not a decimal."""
+def _in_words(text: str) -> Fraction | None:
+    """Returns the value of a number in English words, e.g. "two thirds"."""
     words = re.split(r"[\s-]+(?:and\s+)?", text.lower().removeprefix("minus ").removeprefix("negative "))
     sign = -1 if text.lower().startswith(("minus ", "negative ")) else 1
     part = words[-1].rstrip("s")
     if len(words) == 2 and part in _WORD_FRACTIONS and words[0] in {"a", "an", *_WORD_VALUE}:
-        return Fraction(sign * _WORD_VALUE.get(words[0], 1), _WORD_FRACTIONS[part]), False
+        return Fraction(sign * _WORD_VALUE.get(words[0], 1), _WORD_FRACTIONS[part])
     if words == ["half"]:
-        return Fraction(sign, 2), False
+        return Fraction(sign, 2)
     if words in (["dozen"], ["a", "dozen"]):
-        return Fraction(sign * 12), False
+        return Fraction(sign * 12)
     if len(words) == 1 and words[0] in _ORDINALS:
-        return Fraction(_ORDINALS.index(words[0]) + 1), False
+        return Fraction(_ORDINALS.index(words[0]) + 1)
     total = part = 0
     for i, word in enumerate(words):
         if word in _WORD_VALUE:
@@ -525,7 +527,7 @@ def _in_words(text: str) -> tuple[Fraction, bool] | None:
             total, part = total + part * 10 ** _SCALES[word], 0
         else:
             return None
-    return Fraction(sign * (total + part)), False
+    return Fraction(sign * (total + part))
 
 
 def canonical_answer(answer: Any) -> str | float | None:
