@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jprm import multihost
-from jprm.rows import PER_TOKEN, Rows, at_slots
+from jprm.rows import PER_TOKEN, Rows, at_slots, empty_rows
 
 MESH_AXES = ("data", "fsdp", "tensor", "context", "expert")
 
@@ -141,6 +141,15 @@ def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
     tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))
     places: dict[str, Any] = {f.name: tokens if f.name in PER_TOKEN else slots for f in dataclasses.fields(Rows)}
     return Rows(**places)
+
+
+def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
+    """Returns abstract `Rows`, shape (*lead, ...), with rows on the last axis of `lead`."""
+
+    def abstract(place: Any, arrays: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
+
+    return jax.tree.map(abstract, row_places(mesh, len(lead) - 1), empty_rows(1, tokens, slots, extras))
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):

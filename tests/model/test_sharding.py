@@ -23,6 +23,7 @@ from jprm.model.mesh import (
     RULES,
     MeshConfig,
     _arranged,
+    abstract_rows,
     check_mesh,
     embedding_lookup,
     gathered_weight,
@@ -271,7 +272,7 @@ def test_a_step_on_64_chips_type_checks_without_them():
     with jax.sharding.use_abstract_mesh(mesh):
         state = jax.eval_shape(lambda: start(jax.random.key(0)))
         assert sum(x.size for x in jax.tree.leaves(state.params)) > 1e9
-        rows = pytest.importorskip("jprm.apps.plan.plan").abstract_rows(mesh, 4, 32, tokens=2048, slots=128)
+        rows = abstract_rows(mesh, 4, 32, tokens=2048, slots=128)
         step = Stepper(config, TARGET, "cross_entropy", OPTIMIZER, 100)
         after, metrics = jax.eval_shape(step.step, state, rows, jax.ShapeDtypeStruct((), "float32"))
     form = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731

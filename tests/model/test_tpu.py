@@ -18,16 +18,17 @@ from jprm.methods.layers import deltanet
 from jprm.model import layers, transformer
 from jprm.model.attention import attend, plan
 from jprm.model.config import DeltaNetConfig, ExpertsConfig, ModelConfig
-from jprm.model.mesh import MeshConfig, gathered_weight, make_mesh, row_parts, sharding, spec
+from jprm.model.mesh import MeshConfig, abstract_rows, gathered_weight, make_mesh, row_parts, sharding, spec
 from jprm.model.parameters import split
 from jprm.model.transformer import CHUNKS, axes_of
 from jprm.train.state import State, make_optimizer
 
-hlo = pytest.importorskip("jprm.apps.plan.hlo")
-counts = pytest.importorskip("jprm.apps.plan.counts")
-abstract_rows = pytest.importorskip("jprm.apps.plan.plan").abstract_rows
-
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
+
+
+def of_plan(module):
+    """A module of `jprm plan`, which reads compiled programs. Skips a tree without it."""
+    return pytest.importorskip(f"jprm.apps.plan.{module}")
 
 
 def mesh_of(topology, **sizes):
@@ -89,7 +90,7 @@ def test_gradients_are_scattered_where_devices_make_more_than_one_ring(topology,
         args = placed((16, T, D), "batch"), placed((D, F), "embed", None), placed((F, D), None, "embed")
         text = jax.jit(gradients, compiler_options=OPTIONS["tpu"]).lower(*args).compile().as_text()
     assert ('async_execution_thread="sparsecore"' in text) == (not topology.startswith("v5e"))  # which has none
-    moved = counts.count(hlo.parse(text)).collectives
+    moved = of_plan("counts").count(of_plan("hlo").parse(text)).collectives
     size = collections.Counter()
     for c in moved:
         size[c.kind] += c.bytes
@@ -115,7 +116,7 @@ def test_the_step_compiles_for_a_slice():
     assert split_bytes < memory.argument_size_in_bytes < 1.1 * split_bytes
     assert memory.alias_size_in_bytes > 0.9 * split_bytes  # the state is donated
     # Nothing is as large as a device's two rows of 512 tokens and its half of the MLP: that is computed in pieces.
-    computations = hlo.parse(compiled.as_text()).computations.values()
+    computations = of_plan("hlo").parse(compiled.as_text()).computations.values()
     arrays = [array for c in computations for i in c.instructions.values() for array in i.arrays]
     assert max(array.size for array in arrays) < 2 * 512 * 4096 // 2
 
@@ -145,6 +146,7 @@ def test_a_step_compiles_and_computes_what_the_model_needs(name, topology, sizes
     mesh = mesh_of(topology, **sizes)
     compiled, state = compiled_step(mesh, config, 1, 4, 512, 64)
     rows = 4 // row_parts(mesh)
+    counts, hlo = of_plan("counts"), of_plan("hlo")
     program = counts.count(hlo.parse(compiled.as_text()), kernels=layers.kernels(config, rows, 512, mesh.shape))
     assert not program.uncounted
     ratio = program.flops * mesh.size / counts.model_flops(config, state.trained, 4, 512, 64)

@@ -20,10 +20,9 @@ from jprm.experiment import Experiment
 from jprm.methods.evaluate.blocks import Table
 from jprm.model import layers
 from jprm.model.heads import find as find_head
-from jprm.model.mesh import MESH_AXES, MeshConfig, check_mesh, make_mesh, row_parts, row_places
+from jprm.model.mesh import MESH_AXES, MeshConfig, abstract_rows, check_mesh, make_mesh, row_parts
 from jprm.model.parameters import merge, widened
 from jprm.model.transformer import REMAT, axes_of, check_model, chunk_count
-from jprm.rows import Rows, empty_rows
 from jprm.score.scorer import readout_of_rows
 from jprm.train.state import State, initial_state, make_optimizer, make_step, reference_params
 
@@ -137,15 +136,6 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
 
 
 # ---- Compiling an experiment's step for absent chips from shapes alone, without weights or data.
-
-
-def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns abstract `Rows`, shape (*lead, ...), with rows on the last axis of `lead`."""
-
-    def abstract(place: Any, arrays: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
-
-    return jax.tree.map(abstract, row_places(mesh, len(lead) - 1), empty_rows(1, tokens, slots, extras))
 
 
 def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:

@@ -26,7 +26,7 @@ from jprm.methods.policy.sampler import Sampler, SamplerConfig
 from jprm.methods.rl.engine import log_probabilities
 from jprm.model import layers, transformer
 from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
-from jprm.model.mesh import MeshConfig, make_mesh, mesh_by_heads
+from jprm.model.mesh import MeshConfig, abstract_rows, make_mesh, mesh_by_heads
 from jprm.model.parameters import Int8, held, held_decoder, quantized, summed_axes
 from jprm.model.transformer import ATTENTION, axes_of, check_model, head_logits
 from jprm.pack import empty_rows
@@ -457,7 +457,7 @@ def test_dequantised_weights_are_never_all_in_a_chips_memory():
         TINY, width=1024, heads=8, kv_heads=8, head_dim=128, mlp_width=4096, layers=4, layer_groups=(4,),
         attention="kernel", dtype="bfloat16", remat="nothing",
     )  # fmt: skip
-    rows = pytest.importorskip("jprm.apps.plan.plan").abstract_rows(mesh, 4, tokens=256, slots=8)
+    rows = abstract_rows(mesh, 4, tokens=256, slots=8)
     used = {}
     for dtype in ("bfloat16", "int8"):
         with jax.set_mesh(mesh), optimised():
