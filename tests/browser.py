@@ -62,7 +62,7 @@ class Browser:
     def logs(self, kind):
         return self.call("POST", "/se/log", {"type": kind})
 
-    def wait(self, script, seconds=60):
+    def wait(self, script, seconds=300):
         """Until the script's value is true."""
         end = time.monotonic() + seconds
         while not self.run(script):
@@ -106,7 +106,7 @@ class Browser:
     def close(self):
         self.call("DELETE", "")
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(120)
         self.process.stdout.close()
 
 
@@ -122,7 +122,7 @@ def served(app, **options):
         yield server, server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 

@@ -2,13 +2,15 @@
 
 import re
 import time
+import types
 
 import pytest
 
+from jprm.io import outputs
 from jprm.io.outputs import Bar
 
 
-def wait_for(capsys, wanted, seconds=5):
+def wait_for(capsys, wanted, seconds=300):
     said, until = "", time.monotonic() + seconds
     while wanted not in said and time.monotonic() < until:
         time.sleep(0.01)
@@ -35,6 +37,14 @@ def test_a_hidden_bar_prints_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The bar's clock, which stands still: a list of its seconds."""
+    now = [1000.0]
+    monkeypatch.setattr(outputs, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
 @pytest.mark.parametrize(
     ("total", "done", "seconds", "line"),
     [
@@ -47,16 +57,16 @@ def test_a_hidden_bar_prints_nothing(capsys):
         (None, 1234, 5, "x: 1,234, loss 0.7"),
     ],
 )
-def test_a_line_says_how_far_and_how_long(total, done, seconds, line):
+def test_a_line_says_how_far_and_how_long(clock, total, done, seconds, line):
     bar = Bar("x", total, shown=False)
-    bar._begun -= seconds
+    clock[0] += seconds
     bar.add(done, "loss 0.7")
     assert bar.line() == line
 
 
-def test_the_time_left_counts_only_this_call(capsys):
+def test_the_time_left_counts_only_this_call(clock):
     bar = Bar("x", 100, 90, shown=False)  # 90 were there
-    bar._begun -= 10
+    clock[0] += 10
     bar.add(5)
     assert bar.line() == "x: 95 of 100, 10 s left"
 

@@ -114,7 +114,7 @@ def test_trl(address, folder, samples):
     got = drive("trl", folder, samples)
     (seen,) = got["seen"]
     texts = [{"problem": p, "response": c} for p, c in zip(seen["prompts"], seen["completions"], strict=True)]
-    answered = httpx.post(address + "/v1/rewards", json={"samples": texts}).json()
+    answered = httpx.post(address + "/v1/rewards", json={"samples": texts}, timeout=60).json()
     expected = [sample["score"] for sample in answered["samples"]]
     assert seen["rewards"] == [None if score is None else close(score) for score in expected]
     log = got["log"]

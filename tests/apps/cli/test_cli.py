@@ -120,7 +120,7 @@ def test_the_heading_of_more_options_is_as_wide_as_the_box():
 
 def test_help_needs_no_array_library():
     """Importing one takes seconds, and starting a backend would take the accelerator from a run on the same machine."""
-    run = subprocess.run([sys.executable, "-c", HELP, repr(COMMANDS)], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", HELP, repr(COMMANDS)], capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
     assert run.stderr.splitlines() == [f"{command} 0 []" for command in COMMANDS]
 
@@ -339,7 +339,7 @@ def test_a_reader_that_leaves_is_no_error():
     run = [sys.executable, "-m", "jprm", "search", "--help"]
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(run, stdout=write, stderr=subprocess.PIPE, text=True, timeout=300)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
 

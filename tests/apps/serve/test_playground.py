@@ -81,7 +81,7 @@ def page(browser, server):
     browser.open("about:blank")
     requests_of(browser), browser.logs("browser")
     browser.open(server)
-    browser.wait("return document.getElementById('model').options.length === 2", 20)
+    browser.wait("return document.getElementById('model').options.length === 2")
     yield browser
     browser.open("about:blank")
 
@@ -96,7 +96,7 @@ def says(page, id):
 
 def example(page):
     page.run("document.querySelector('[data-act=example]').click()")
-    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 3")
 
 
 def test_a_problem_that_is_missing_is_asked_for(page, server):
@@ -108,7 +108,7 @@ def test_a_problem_that_is_missing_is_asked_for(page, server):
     page.run(
         "document.getElementById('problem').value = 'What is 2 + 2?'; document.getElementById('ask').requestSubmit()"
     )
-    page.wait("return document.querySelectorAll('#steps li').length === 1", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 1")
     assert says(page, "verdict").startswith("Its step is likely right; lowest is step 1, 0.9")
     assert page.run("return document.querySelectorAll('#steps .weakest').length") == 0 and not says(page, "alert")
 
@@ -121,20 +121,20 @@ def test_a_solution_is_split_scored_and_changed_by_keys(page, server):
     page.wait("return !!document.querySelector('#steps textarea')")
     page.run("document.querySelector('#steps textarea').value = arguments[0]", f"36 - 5 = 31, with a tag {NASTY}")
     page.chord(CONTROL, ENTER)
-    page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 3')", 20)
+    page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 3')")
     assert NASTY in steps(page)[1] and page.run("return document.title") == "jprm playground"
     # The first step, of 9 words, is not computed again.
     assert ", 15 of 24 tokens computed; 3 steps" in says(page, "facts")
     change = "document.querySelector('#steps li:nth-child(2) .change')"
     assert page.run(f"return {change}.textContent") == "▲ 0.83"
     page.press("u")
-    page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 2')", 20)
+    page.wait("return document.getElementById('verdict').innerText.startsWith('Weakest is step 2')")
     page.press("k", "m")  # the step before, merged with the weakest
     page.wait("return document.querySelectorAll('#steps li').length === 2")
     page.press("s")
     page.wait("return document.querySelectorAll('#steps li').length === 3")
     assert "29" in steps(page)[1]
-    page.wait("return !document.getElementById('steps').classList.contains('old')", 20)
+    page.wait("return !document.getElementById('steps').classList.contains('old')")
     page.press("c")
     record = json.loads(page.run("return document.getElementById('record-text').value"))
     assert record["steps"] == steps(page) and len(record["scores"]) == 3 and "response" not in record
@@ -150,14 +150,14 @@ def test_a_solution_is_split_scored_and_changed_by_keys(page, server):
 def test_two_models_stand_side_by_side_and_the_policy_writes_on(page):
     example(page)
     page.run("const s = document.getElementById('other'); s.value = 'large'; s.dispatchEvent(new Event('change'))")
-    page.wait("return document.querySelectorAll('#steps li:nth-child(2) .said').length === 2", 20)
+    page.wait("return document.querySelectorAll('#steps li:nth-child(2) .said').length === 2")
     both = page.run("return [...document.querySelectorAll('#steps li:nth-child(2) .said b')].map(e => e.textContent)")
     assert both == ["0.12", "0.04"]
     page.press("w", "r")  # the rest from the weakest step on
-    page.wait("return document.querySelectorAll('.options button').length === 4", 20)
+    page.wait("return document.querySelectorAll('.options button').length === 4")
     assert page.run("return document.querySelector('.options button').innerText").startswith("0.95")
     page.press(ENTER)  # the best of them has the focus
-    page.wait("return document.querySelectorAll('#steps li .text').length === 3", 20)
+    page.wait("return document.querySelectorAll('#steps li .text').length === 3")
     assert steps(page)[1:] == ["36 - 5 = 31 are whole.", "The answer is 31."]
     assert page.overflow() <= 0
     page.size(360, 640)
@@ -168,10 +168,10 @@ def test_a_record_is_read_and_an_error_is_said(page):
     record = {"problem": "Q?", "steps": ["a", "29", "c"], "id": "x"}
     page.run("document.getElementById('response').value = arguments[0]; document.getElementById('ask').requestSubmit()",
              json.dumps(record))  # fmt: skip
-    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 3")
     assert page.run("return document.getElementById('problem').value") == "Q?" and steps(page) == ["a", "29", "c"]
     page.run("document.getElementById('response').value = ' '; document.getElementById('ask').requestSubmit()")
-    page.wait("return !document.getElementById('alert').hidden", 20)
+    page.wait("return !document.getElementById('alert').hidden")
     assert "response" in says(page, "alert")
 
 
@@ -189,7 +189,7 @@ POOL = {
 
 def test_a_pool_is_read_and_its_chains_are_walked(page):
     ask(page, POOL)
-    page.wait("return document.querySelectorAll('#chain option').length === 3", 20)
+    page.wait("return document.querySelectorAll('#chain option').length === 3")
     assert says(page, "verdict").startswith("Chain 2 of 3 is the best. All 2 steps are likely right; lowest is step 1")
     assert steps(page) == ["b", "c"] and page.run("return document.getElementById('problem').value") == "Q?"
     options = page.run("return [...document.getElementById('chain').options].map(e => e.textContent)")
@@ -204,10 +204,10 @@ def test_a_pool_is_read_and_its_chains_are_walked(page):
     assert [sample["scores"] for sample in record["samples"]] == [[0.95, 0.12], [0.95, 0.95], [0.12]]
     page.press(ESCAPE)
     page.press("x")  # the chain goes on by itself
-    page.wait("return document.getElementById('chain-choice').hidden && !document.querySelector('#steps.old')", 20)
+    page.wait("return document.getElementById('chain-choice').hidden && !document.querySelector('#steps.old')")
     assert steps(page) == ["a"]
     page.press("u")  # and the pool is there again
-    page.wait("return !document.getElementById('chain-choice').hidden", 20)
+    page.wait("return !document.getElementById('chain-choice').hidden")
     assert steps(page) == ["a", "29"]
 
 
@@ -220,13 +220,13 @@ def test_a_tree_and_several_records_are_read(page):
         {"parent": 2, "text": "c"},
     ]
     ask(page, json.dumps({"problem": "T?", "nodes": nodes}) + "\n" + json.dumps(POOL))
-    page.wait("return document.querySelectorAll('#chain option').length === 2", 20)
+    page.wait("return document.querySelectorAll('#chain option').length === 2")
     assert steps(page) == ["a", "b", "c"] and says(page, "note").startswith("2 records")
     page.run("document.querySelector('#steps li').focus()")
     page.press("[")
     assert steps(page) == ["a", "29"]
     ask(page, '{"problem": "T?", steps: []}')  # a slip of the pen is told
-    page.wait("return document.getElementById('note').innerText.includes('not JSON')", 20)
+    page.wait("return document.getElementById('note').innerText.includes('not JSON')")
 
 
 MARKDOWN = (
@@ -238,7 +238,7 @@ MARKDOWN = (
 
 def test_code_and_tables_are_drawn_and_no_text_becomes_markup(page, server):
     ask(page, {"problem": f"**P** {NASTY}", "steps": [MARKDOWN, "    return 29", "שלום 29"]})
-    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 3")
     seen = page.run(
         "return ['table', 'pre', 'code', 'strong', 'p.head'].map(s => document.querySelectorAll('#steps ' + s).length)"
     )
@@ -270,14 +270,14 @@ def test_a_visit_goes_on_where_the_last_one_ended_and_old_scores_are_marked(page
     page.run("const p = document.getElementById('problem'); p.value += ' Why?'; p.dispatchEvent(new Event('input'))")
     assert page.run(old) and "before you changed it" in says(page, "old")
     page.open(server)
-    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 3")
     assert page.run("return document.getElementById('problem').value").endswith("Why?")
     assert page.run(old) and "last visit" in says(page, "old") and requests_of(page).count(server + "v1/score") == 1
     page.run("document.querySelector('[data-act=again]').click()")
-    page.wait("return document.getElementById('old').hidden", 20)
+    page.wait("return document.getElementById('old').hidden")
     page.run("document.querySelector('[data-act=clear]').click()")
     page.open(server)
-    page.wait("return document.getElementById('model').options.length === 2", 20)
+    page.wait("return document.getElementById('model').options.length === 2")
     assert page.run("return document.getElementById('result').hidden && !document.getElementById('problem').value")
 
 
@@ -289,10 +289,10 @@ def test_the_page_waits_for_models_that_load(browser, server):
     app = _application(ServeConfig(longest=256), None, True)
     with served(app, timeout_graceful_shutdown=5) as (_, port):
         browser.open(f"http://127.0.0.1:{port}/")
-        browser.wait("return document.getElementById('alert').innerText.includes('loading')", 20)
+        browser.wait("return document.getElementById('alert').innerText.includes('loading')")
         begin(app, [Knowing("small", 0.12)], View(), None, {}, None)
-        browser.wait("return document.getElementById('model').options.length === 1", 20)
-        browser.wait("return document.getElementById('alert').hidden", 20)
+        browser.wait("return document.getElementById('model').options.length === 1")
+        browser.wait("return document.getElementById('alert').hidden")
         browser.open("about:blank")
 
 
@@ -307,7 +307,7 @@ def test_axe_finds_no_violation(page):
             assert page.axe() == [], (scheme, keys)
         page.run("document.getElementById('response').value = arguments[0];"
                  "document.getElementById('ask').requestSubmit()", f"Let $x = 2$.\nSo {WIDE}")  # fmt: skip
-        page.wait("return document.querySelectorAll('#steps .math').length === 2", 20)
+        page.wait("return document.querySelectorAll('#steps .math').length === 2")
         assert page.axe() == [], (scheme, "formulas")
         page.run("const s = document.getElementById('other'); s.value = 'large'; s.dispatchEvent(new Event('change'))")
         for record in ({"problem": "M", "steps": [MARKDOWN]}, POOL):
@@ -321,7 +321,7 @@ def test_axe_finds_no_violation(page):
         page.open(home + "docs")
         assert page.axe() == [], (scheme, "routes")
         page.open(home)
-        page.wait("return document.getElementById('model').options.length === 2", 20)
+        page.wait("return document.getElementById('model').options.length === 2")
         page.run("const s = document.getElementById('other'); s.value = ''; s.dispatchEvent(new Event('change'))")
 
 
@@ -339,7 +339,7 @@ def sixty_turns():
 def test_a_trajectory_of_60_turns_is_shown_and_walked_by_keys(page):
     page.run("document.getElementById('response').value = arguments[0]", json.dumps(sixty_turns()))
     page.run("document.getElementById('ask').requestSubmit()")
-    page.wait("return document.querySelectorAll('#steps > li.step').length === 60", 20)
+    page.wait("return document.querySelectorAll('#steps > li.step').length === 60")
     assert says(page, "verdict") == "Weakest is step 30: likely wrong, 0.12."
     row = "document.querySelectorAll('#steps > li.step')[{}]"
     assert page.run(f"return {row.format(0)}.querySelector('.before').innerText").startswith("system Be brief.")
@@ -364,7 +364,7 @@ def box(page):
 
 
 def settled(page, condition="true"):
-    page.wait("return !document.getElementById('steps').classList.contains('old') && " + condition, 20)
+    page.wait("return !document.getElementById('steps').classList.contains('old') && " + condition)
 
 
 def focus_box_and_score(page):
@@ -390,14 +390,14 @@ def test_an_edited_step_is_in_the_box_and_scoring_again_keeps_it(page):
 def test_merged_split_and_removed_steps_are_scored_as_they_are_shown(page, key, count):
     example(page)
     page.press("w", key)
-    page.wait(f"return document.querySelectorAll('#steps li').length === {count}", 20)
+    page.wait(f"return document.querySelectorAll('#steps li').length === {count}")
     settled(page)
     shown = steps(page)
     focus_box_and_score(page)
     settled(page)
     assert steps(page) == shown
     page.press("u", "u")  # of the second score, and of the change
-    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 3")
     assert box(page).startswith("Three boxes hold 3 * 12 = 36 eggs.\nShe breaks")
 
 
@@ -417,17 +417,17 @@ def test_text_that_was_typed_in_the_box_is_not_replaced_by_an_edit(page):
     example(page)
     page.run("const r = document.getElementById('response'); r.value = 'Mine.'; r.dispatchEvent(new Event('input'))")
     page.run("document.querySelector('[data-act=remove]').click()")
-    page.wait("return document.querySelectorAll('#steps li').length === 2", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 2")
     assert box(page) == "Mine." and "does not show this edit" in says(page, "note")
 
 
 @pytest.mark.breadth
 def test_a_record_in_the_box_stays_a_record(page):
     ask(page, {"problem": "Q?", "steps": ["a", "29", "c"], "id": "x"})
-    page.wait("return document.querySelectorAll('#steps li').length === 3", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 3")
     page.run("document.querySelector('#steps li:nth-child(2)').focus()")
     page.press("x")
-    page.wait("return document.querySelectorAll('#steps li').length === 2", 20)
+    page.wait("return document.querySelectorAll('#steps li').length === 2")
     settled(page)
     record = json.loads(box(page))
     assert record["steps"] == ["a", "c"] and record["id"] == "x"

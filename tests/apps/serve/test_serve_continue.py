@@ -1,7 +1,9 @@
 """/v1/continue: what a policy writes after a prefix, with the library's scores."""
 
-import time
+import asyncio
+import threading
 
+import httpx2 as httpx
 import pytest
 from refusing import refused
 from test_serve import CHAIN, CONFIG, call, engine, post, prm  # noqa: F401  (fixtures, which tests name as arguments)
@@ -22,8 +24,14 @@ class Failing:
 
 
 class Slow(Markov):
+    """A policy that waits for `go`."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
     def sample(self, prefixes, n, *, until, seed):
-        time.sleep(0.2)
+        assert self.go.wait(300)
         return super().sample(prefixes, n, until=until, seed=seed)
 
 
@@ -59,7 +67,19 @@ def test_a_policy_that_is_absent_or_fails_is_said(engine):  # noqa: F811
 
 def test_requests_beyond_those_that_may_wait_are_told_to_come_back(engine, monkeypatch):  # noqa: F811
     monkeypatch.setattr(calls, "WAITING", 2)
-    answers = ask(engine, Slow(), *[{"problem": PROBLEM, "n": 1}] * 3)
+    policy, answers = Slow(), []
+    app = make_app([engine], CONFIG, policy=policy)
+
+    async def send():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asked = [client.post("/v1/continue", json={"problem": PROBLEM, "n": 1}) for _ in range(3)]
+            for answer in asyncio.as_completed(asked):
+                answers.append(await answer)
+                policy.go.set()  # the first answer refuses
+
+    asyncio.run(send())
+    assert answers[0].status_code == 503
     assert sorted(a.status_code for a in answers) == [200, 200, 503]
     assert [a.headers["retry-after"] for a in answers if a.status_code == 503] == ["5"]
 

@@ -19,12 +19,12 @@ from jprm.apps.web import http
 
 @pytest.fixture
 def served():
-    """A server whose work takes 20 ms, the number of works so far, and its port."""
-    done = []
+    """A server whose work lasts until `left` is set, the works that have begun, `left`, and the port."""
+    begun, left = [], threading.Event()
 
     def work():
-        done.append(time.monotonic())
-        time.sleep(0.02)
+        begun.append(time.monotonic())
+        left.wait(300)
 
     async def answer(request):
         body = await http.json_of(request)
@@ -37,15 +37,16 @@ def served():
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()
-    yield done, listener.getsockname()[1]
+    yield begun, left, listener.getsockname()[1]
     server.should_exit = True
     thread.join()
 
 
 @pytest.mark.parametrize("items", [1, 1000])
 def test_clients_who_leave_at_once_cost_the_next_one_nothing(served, items):
-    """Of 100 requests whose clients have gone, few are worked on: those that began before the server could know."""
-    done, port = served
+    """Of 100 requests whose clients have gone, few are worked on: those that began before the server could know, at
+    most one in each of its threads, of which Python makes 32 at most."""
+    begun, left, port = served
     body = json.dumps({"items": items}).encode()
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
         body
@@ -53,5 +54,6 @@ def test_clients_who_leave_at_once_cost_the_next_one_nothing(served, items):
     for _ in range(100):
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.sendall(head + body)
-    answer = httpx2.post(f"http://127.0.0.1:{port}/", json={"items": items}, timeout=10)
-    assert answer.status_code == 200 and len(done) <= 30
+    left.set()
+    answer = httpx2.post(f"http://127.0.0.1:{port}/", json={"items": items}, timeout=300)
+    assert answer.status_code == 200 and len(begun) <= 40

@@ -43,7 +43,7 @@ def show(page, *texts):  # noqa: F811
     record = json.dumps({"problem": texts[0], "steps": list(texts)})
     page.run("document.getElementById('response').value = arguments[0]; document.getElementById('ask').requestSubmit()",
              record)  # fmt: skip
-    page.wait(f"return document.querySelectorAll('#steps > li > .text').length === {len(texts)}", 60)
+    page.wait(f"return document.querySelectorAll('#steps > li > .text').length === {len(texts)}")
 
 
 TEXTS = "[...document.querySelectorAll('#steps > li > .text')]"

@@ -5,6 +5,7 @@ import gc
 import gzip
 import json
 import re
+import threading
 import time
 import tracemalloc
 
@@ -25,7 +26,7 @@ PROBLEM = Prefix("p")
 
 
 def policy(server, **changes):
-    settings = {"backoff_s": 0.01, "retries": 3, "request_timeout_s": 5.0} | changes
+    settings = {"backoff_s": 0.01, "retries": 3, "request_timeout_s": 120.0} | changes
     return ServerPolicy(ServerConfig(server.url, "tiny", **settings))
 
 
@@ -46,14 +47,16 @@ def test_samples_come_in_order_with_their_seeds(serve):
 
 
 def test_requests_in_flight_are_bounded(serve):
+    together = threading.Barrier(3, timeout=60)  # breaks unless three are in flight
+
     def slowly(number, body):
-        time.sleep(0.03)
+        together.wait()
+        time.sleep(0.03)  # in which a fourth would come
         return reply("x")
 
     server = serve(slowly)
     policy(server, concurrency=3).sample([Prefix("a"), Prefix("b")], 6, until="end", seed=0)
-    assert len(server.requests) == 12
-    assert 2 <= server.most_active <= 3
+    assert len(server.requests) == 12 and server.most_active == 3
 
 
 @pytest.mark.parametrize(
@@ -103,30 +106,32 @@ def late(seconds):
     return sleep
 
 
-BOUNDED = {  # what the server does, the settings, the error, its requests, and the seconds that it takes at most
+BOUNDED = {  # what the server does for minutes, the settings, the error, and its requests at most
     "a wait beyond the total limit": (
-        lambda *_: (429, {"Retry-After": "3600"}, b"busy"), {"total_timeout_s": 5.0}, "429.* 1 attempts", [1], 4,
+        lambda *_: (429, {"Retry-After": "3600"}, b"busy"), {"total_timeout_s": 300.0}, "429.* 1 attempts", 1,
     ),
     "a slow server": (
-        late(1.0), {"request_timeout_s": 0.1, "retries": 1}, "no reply in 0.1 s; given up after 2 attempts", [2], 4,
+        late(300), {"request_timeout_s": 0.1, "retries": 1}, "no reply in 0.1 s; given up after 2 attempts", 2,
     ),
     "pieces that each come sooner than the limit": (
-        lambda *_: (200, {}, (b" ",) * 40), {"request_timeout_s": 0.3, "retries": 0}, "no reply in 0.3 s", [1], 1.5,
+        lambda *_: (200, {}, (b" ",) * 6000), {"request_timeout_s": 0.3, "retries": 0}, "no reply in 0.3 s", 1,
     ),
-    "many retries": (lambda *_: (503, {}, b""), {"total_timeout_s": 0.5, "retries": 1000}, "503", range(2, 50), 2),
-    "an attempt at the end of the total limit": (late(10), {"total_timeout_s": 0.2}, "", [1], 4),
+    "many retries": (
+        lambda *_: (503, {}, b""), {"total_timeout_s": 0.5, "retries": 1000}, "503|no reply", 50,
+    ),
+    "an attempt at the end of the total limit": (late(300), {"total_timeout_s": 0.2}, "", 1),
     "a reply without end, 100 MiB in 5 s": (
-        lambda *_: (200, {}, (b" " * 2**20,) * 100), {"max_tokens": 1}, "longer than 1,052,672 bytes", [1], 2,
+        lambda *_: (200, {}, (b" " * 2**20,) * 6000), {"max_tokens": 1}, "longer than 1,052,672 bytes", 1,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_no_server_holds_a_sample_beyond_its_limits(serve, name):
-    script, settings, said, requests, seconds = BOUNDED[name]
+    script, settings, said, requests = BOUNDED[name]
     server, start = serve(script), time.monotonic()
     sample = draw(server, **settings)
-    assert time.monotonic() - start < seconds and len(server.requests) in requests
+    assert time.monotonic() - start < 200 and len(server.requests) <= requests  # on a machine that may stand still
     assert sample.finish_reason == "error" and re.search(said, sample.error)
 
 
@@ -378,7 +383,7 @@ def test_a_hostile_reply_costs_one_sample(serve, bad):
 
 
 def several(*servers, **changes):
-    settings = {"backoff_s": 0.01, "retries": 3, "request_timeout_s": 5.0} | changes
+    settings = {"backoff_s": 0.01, "retries": 3, "request_timeout_s": 120.0} | changes
     return ServerPolicy(ServerConfig(tuple(server.url for server in servers), "tiny", **settings))
 
 
@@ -392,23 +397,28 @@ def busy_echo(number, body):
 
 
 def test_several_servers_share_the_work_and_give_the_samples_of_one(serve):
-    single, servers = serve(echo), [serve(busy_echo) for _ in range(3)]
+    six = threading.Barrier(6, timeout=60)  # so no server is ahead by chance
+
+    def all_at_once(number, body):
+        six.wait()
+        return echo(number, body)
+
+    single, servers = serve(echo), [serve(all_at_once) for _ in range(3)]
     prefixes = [Prefix(f"p{i}") for i in range(10)]
     alone, together = policy(single), several(*servers, concurrency=6)
     assert alone.name == together.name  # samples kept of one are those of the others
     assert together.sample(prefixes, 3, until="end", seed=5) == alone.sample(prefixes, 3, until="end", seed=5)
-    assert sum(len(server.requests) for server in servers) == 30
-    assert all(len(server.requests) >= 5 for server in servers)
-    assert all(server.most_active <= 3 for server in servers)  # the one with the least in flight is asked
+    # The one with the least in flight is asked.
+    assert [(len(server.requests), server.most_active) for server in servers] == [(10, 2)] * 3
 
 
-@pytest.mark.parametrize("broken", [(503, {}, b""), None, (429, {"Retry-After": "30"}, b"")])
+@pytest.mark.parametrize("broken", [(503, {}, b""), None, (429, {"Retry-After": "300"}, b"")])
 def test_a_server_that_fails_is_left_alone_while_others_answer(serve, broken):
     dead, live = serve(lambda number, body: broken), serve(busy_echo)
     start = time.monotonic()
-    drawn = several(dead, live, backoff_s=20.0, concurrency=4).sample([Prefix("p")], 24, until="end", seed=0)
+    drawn = several(dead, live, backoff_s=1000.0, concurrency=4).sample([Prefix("p")], 24, until="end", seed=0)
     assert [sample.steps for sample in drawn[0]] == [(f"p|{seed}",) for seed in range(24)]
-    assert time.monotonic() - start < 10  # no request waits for the one that is down
+    assert time.monotonic() - start < 30  # the server that is down rests for 30 seconds at least
     assert len(dead.requests) <= 4 and len(live.requests) == 24
 
 

@@ -132,11 +132,12 @@ def on(served, learner, tmp_path, **changes):
 def test_a_server_that_drips_or_compresses_is_given_up(serve, learner, tmp_path, monkeypatch):
     """The limit is that of a whole request, a few bytes of gzip stand for no gigabytes, and no error quotes the key."""
     monkeypatch.setenv("ENGINE_KEY", "SECRET")
-    drip, pack = (200, {}, (b" ",) * 60), (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(10**6)))
-    for reply, said in ((drip, "longer than 0.3"), (pack, "compressed"), ((401, {}, b"no SECRET here"), "401")):
+    drip, pack = (200, {}, (b" ",) * 6000), (200, {"Content-Encoding": "gzip"}, gzip.compress(bytes(10**6)))
+    unkind = (401, {}, b"no SECRET here")
+    for reply, limit, said in ((drip, 0.3, "longer than 0.3"), (pack, 60, "compressed"), (unkind, 60, "401")):
         served = types.SimpleNamespace(url=serve(lambda number, body, reply=reply: reply).url.removesuffix("/v1"))
         with pytest.raises(ConnectionError, match=said) as raised:
-            on(served, learner, tmp_path, timeout_s=0.3, key_variable="ENGINE_KEY")._post(served.url, "/generate", {})
+            on(served, learner, tmp_path, timeout_s=limit, key_variable="ENGINE_KEY")._post(served.url, "/generate", {})
         assert "SECRET" not in str(raised.value)
 
 

@@ -225,4 +225,4 @@ assert multihost.shared(here) == [0, 1, 2]
 
 def test_groups_of_processes_compute_and_decide_apart_and_write_to_each_other(tmp_path):
     with Pod(tmp_path, 3, 2) as pod:
-        assert "process 2 failed: ZeroDivisionError" in pod.complete(["-c", GROUPS], seconds=120)[1]
+        assert "process 2 failed: ZeroDivisionError" in pod.complete(["-c", GROUPS])[1]

@@ -22,7 +22,7 @@ def processes(monkeypatch):
     process = threading.local()
 
     def run(count, call):
-        said, results, barrier = [None] * count, [None] * count, threading.Barrier(count, timeout=60)
+        said, results, barrier = [None] * count, [None] * count, threading.Barrier(count, timeout=300)
 
         def shared(value):
             said[process.index] = json.dumps(value)
