@@ -52,7 +52,7 @@ def called(tmp_path):
         (tmp_path / "calls").write_text("")
         words = ["bash", str(tmp_path / "checkout" / "tpu" / f"{script}.sh"), *shlex.split(command)]
         done = subprocess.run(
-            words, env=env | RUN | {"TMPDIR": str(tmp_path)} | more, capture_output=True, text=True, timeout=60,
+            words, env=env | RUN | {"TMPDIR": str(tmp_path)} | more, capture_output=True, text=True, timeout=300,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -228,7 +228,7 @@ def test_the_first_hour_goes_from_create_to_delete(cloud):  # noqa: F811
     subprocess.run(["git", "add", "-A"], cwd=checkout, env=env, check=True)
     subprocess.run(["git", "commit", "-qm", "with experiments"], cwd=checkout, env=env, check=True)
     done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=checkout, env=env, capture_output=True, text=True, timeout=120,
+        ["bash", "-c", "\n".join(script)], cwd=checkout, env=env, capture_output=True, text=True, timeout=600,
         stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert done.returncode == 1 and "NOT_FOUND" in done.stderr.splitlines()[-1], done.stdout + done.stderr

@@ -50,7 +50,7 @@ def cloud(tmp_path):
     def watch(*plan, **more):
         child = start("watch", *plan, **more)
         try:
-            out, _ = child.communicate(timeout=120)
+            out, _ = child.communicate(timeout=300)
         finally:
             child.kill()
         return child.returncode, out
@@ -104,7 +104,7 @@ def live(cloud):
     child = cloud.start("watch", "wait")
     until(lambda: len(lines(cloud, "starts")) == 2)
     child.terminate()
-    child.communicate(timeout=120)
+    child.communicate(timeout=300)
 
 
 def test_a_run_that_has_cost_enough_is_stopped_and_deleted(cloud):
@@ -125,13 +125,13 @@ def test_a_watch_that_starts_again_leaves_a_live_run_alone(cloud):
     second = cloud.start("watch")
     until(lambda: lines(cloud, "calls").count("describe") > 8)
     assert lines(cloud, "calls").count("scp") == 1 and len(lines(cloud, "starts")) == 2
-    assert cloud.start("stop").wait(30) == 0
-    second.communicate(timeout=120)
+    assert cloud.start("stop").wait(300) == 0
+    second.communicate(timeout=300)
     assert second.returncode == 143 and not (cloud.folder / "slice").exists()
 
 
 def until(condition):
-    end = time.monotonic() + 100
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -151,9 +151,9 @@ def test_after_the_hours_the_run_is_saved_and_the_slice_deleted(cloud):
 def test_a_slice_deleted_from_elsewhere_is_not_created_again(cloud):
     child = cloud.start("watch", "wait")
     until(lambda: len(lines(cloud, "starts")) == 2)
-    (cloud.folder / "fail-ssh").write_text("UNAVAILABLE\n" * 100)  # nobody sees how the run ends
+    (cloud.folder / "fail-ssh").write_text("UNAVAILABLE\n" * 10_000)  # nobody sees how the run ends
     for host in ("h0", "h1"):
         os.kill(int((cloud.folder / "hosts" / host / "jprm-run.pid").read_text()), signal.SIGTERM)
     (cloud.folder / "slice").unlink()
-    child.communicate(timeout=120)
+    child.communicate(timeout=300)
     assert child.returncode == 1 and lines(cloud, "calls").count("create") == 1

@@ -39,7 +39,7 @@ def call(script, *arguments, **environment):
     """The script in a fresh environment, in which no cloud's command can be found."""
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "PYTHON": "python3.12"} | environment
     command = ["bash", str(REPOSITORY / "tpu" / f"{script}.sh"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=300)
 
 
 def printed(script, *arguments, **environment):
@@ -334,7 +334,7 @@ def calls(folder):
 )
 def test_a_host_starts_again_until_that_does_not_help(host, plan, status, starts):
     folder, start = host
-    out, _ = start(*plan).communicate(timeout=60)
+    out, _ = start(*plan).communicate(timeout=300)
     assert len(calls(folder)) == starts, out
     assert set(calls(folder)) == {f"train x.py --workdir {folder}/work --set a=1 --distributed auto"}
     (log,) = (folder / "work" / "logs").iterdir()
@@ -345,7 +345,7 @@ def test_a_host_starts_again_until_that_does_not_help(host, plan, status, starts
 def test_a_host_sees_the_checkpoints_of_a_bucket(host):
     folder, start = host
     (folder / "work" / "status").mkdir(parents=True)  # in a bucket, an object needs no folder
-    out, _ = start("1 4", "1 12", "2", scheme="file://").communicate(timeout=60)
+    out, _ = start("1 4", "1 12", "2", scheme="file://").communicate(timeout=300)
     assert [line.rpartition("newest checkpoint ")[2] for line in out.splitlines()] == ["4", "12", "12"]
     (record,) = (folder / "work" / "status").iterdir()
     assert "status 2, refused" in record.read_text().splitlines()[0] and out.splitlines()[-1] in record.read_text()
@@ -358,7 +358,7 @@ def test_a_host_passes_sigterm_on_and_waits_for_the_save(host):
     while not (folder / "work" / "checkpoints" / "4").exists():
         time.sleep(0.02)
     second = start("0")
-    assert "runs on this host already" in second.communicate(timeout=120)[0] and second.returncode == 2
+    assert "runs on this host already" in second.communicate(timeout=300)[0] and second.returncode == 2
     os.kill(int((folder / "jprm-run.pid").read_text()), signal.SIGTERM)
-    out, _ = child.communicate(timeout=120)
+    out, _ = child.communicate(timeout=300)
     assert child.returncode == 143 and "saved" in out and len(calls(folder)) == 1

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+import time
 
 import pytest
 from published import LLAMA_CHAT, QWEN_CHAT
@@ -90,20 +91,23 @@ def test_a_folder_without_a_use_is_refused(tmp_path, config, message):
 @pytest.mark.parametrize(("template", "message"), bad("a hostile chat template"))
 def test_a_hostile_template_ends_itself_alone(template, message, monkeypatch):
     """Among them what depends on the day, or on chance, as no prompt may."""
-    monkeypatch.setattr(chat_template, "SECONDS", 1.0)
-    refused(ValueError, message, render, template, ASK, TOKENS)
+    with monkeypatch.context() as patch:
+        patch.setattr(chat_template, "SECONDS", 1.0 if message == "1 s" else 60.0)
+        refused(ValueError, message, render, template, ASK, TOKENS)
     assert render("{{ 'é' }}" * 9, ASK, TOKENS) == "é" * 9  # the worker answers again
 
 
 def test_a_short_conversation_does_not_wait_for_a_long_one(monkeypatch):
-    monkeypatch.setattr(chat_template, "SECONDS", 120.0)
-    slow = "{% for i in range(99999) %}{% for j in range(300) %}{% endfor %}{% endfor %}done"
-    thread = threading.Thread(target=render, args=(slow, ASK, TOKENS))
+    monkeypatch.setattr(chat_template, "SECONDS", 600.0)
+    slow = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    thread = threading.Thread(target=refused, args=(ValueError, "more than 600 s", render, slow, ASK, TOKENS))
     render(SHORT, ASK, TOKENS)
+    process = chat_template._worker._idle[-1]
     thread.start()
-    while chat_template._worker._idle:  # the process that there was is at work
-        pass
+    while process in chat_template._worker._idle:
+        time.sleep(0.01)
     assert render(SHORT, ASK, TOKENS).startswith("<s>[user]") and thread.is_alive()
+    process.process.kill()
     thread.join()
 
 

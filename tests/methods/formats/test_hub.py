@@ -176,7 +176,7 @@ def test_every_command_says_one_line(hub_server, address, tmp_path, capfd):
 
 def test_another_process_asks_the_server_that_the_environment_names(hub_server):
     code = "from jprm.options import place_of; print(place_of('hf://ana/mine'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip().endswith(COMMIT), done.stderr
     assert hub_server.asked and PINNED in done.stderr
 

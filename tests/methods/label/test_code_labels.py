@@ -27,7 +27,10 @@ from jprm.tree import RecordError, read_records, tree_of, with_scores
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox
 
-QUICK = Verifier(functools.partial(judge_programs, limits=Limits(seconds=1.0)), verify.tests_of)
+QUICK, PATIENT = (
+    Verifier(functools.partial(judge_programs, limits=Limits(seconds=seconds)), verify.tests_of)
+    for seconds in (1.0, 30.0)
+)
 
 TESTS = ["assert total([1, 2]) == 3", "assert total([]) == 0", "assert total([5]) == 5"]
 LINES = [
@@ -105,8 +108,12 @@ def test_a_hostile_completion_costs_its_own_share_alone(tmp_path, program):
             return [(good,), (program,), (good,), (good + "\n",)]
 
     record = {"problem": "sum", "steps": ["import itertools"], "tests": TESTS}
-    tree = labelled(tmp_path, Hostile(), record, 4, "test_code_labels:QUICK")
-    assert tree.nodes[0].label == 0.75
+    labels = []
+    for name in ("QUICK", "PATIENT"):  # a busy machine may be too slow for honest programs within a second
+        if labels != [0.75]:
+            (tmp_path / name).mkdir()
+            labels = [labelled(tmp_path / name, Hostile(), record, 4, f"test_code_labels:{name}").nodes[0].label]
+    assert labels == [0.75]
 
 
 def test_omega_takes_the_same_verifier(tmp_path):

@@ -72,7 +72,7 @@ def test_no_step_takes_long():
     assert check_arithmetic("(x+1)(y+2)(z+3)(a+b+c+x+y)^12 (1+x+y+z)^12 = (x+2)^12 (y+a+b)^12", limit_s=1).label is None
     assert check_arithmetic(" = ".join(["1 + 1 / 2 - x"] * 400), limit_s=1).label is None
     assert check_arithmetic("1 + 1 = 2", limit_s=0).label is None  # no time at all
-    assert time.monotonic() - start < 60  # 2, and the start of a worker on a busy machine
+    assert time.monotonic() - start < 300  # 2, and the start of a worker on a busy machine
     assert check_arithmetic("1 + 1 = 2", limit_s=60).label == 1  # by the next worker
 
 

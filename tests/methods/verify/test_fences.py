@@ -133,7 +133,7 @@ def test_time_grows_with_the_length(piece):
         program_in(text)
         return time.process_time() - start
 
-    assert min(seconds(40_000) for _ in range(2)) <= 6 * max(seconds(10_000), 0.02)
+    assert any(seconds(40_000) <= 6 * max(seconds(10_000), 0.02) for _ in range(4))  # a neighbour may empty the caches
 
 
 @pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")

@@ -22,14 +22,15 @@ def run_python(code, seconds=60.0, **limits):
 
 def own_children():
     """Processes of this machine whose parent is this one."""
-    parents = []
+    children = set()
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{process}/stat") as file:
-                parents.append(int(file.read().rpartition(")")[2].split()[1]))
+                if int(file.read().rpartition(")")[2].split()[1]) == os.getpid():
+                    children.add(process)
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return parents.count(os.getpid())
+    return children
 
 
 def test_it_sees_no_home_no_environment_and_no_other_process(tmp_path, monkeypatch):
@@ -46,8 +47,8 @@ def test_it_sees_no_home_no_environment_and_no_other_process(tmp_path, monkeypat
 def test_a_loop_ends_with_its_time():
     before, start = own_children(), time.monotonic()
     assert run_python("while True: pass", seconds=1).status is None
-    assert time.monotonic() - start < 30  # 1, on a busy machine
-    assert own_children() == before
+    assert time.monotonic() - start < 300  # 1, on a machine that may stand still
+    assert own_children() <= before
 
 
 ATTACKS = """
@@ -94,7 +95,7 @@ def test_sockets_are_of_families_that_end_in_the_sandbox():
         "        pass\n"
         "socket.socketpair(); print('pair')\n"
     )
-    done = run_command([python(), "-I", "-S", "-c", code], "", Limits(seconds=20))
+    done = run_command([python(), "-I", "-S", "-c", code], "", Limits(seconds=60))
     assert set(done.output.split()) <= {"1", "2", "10", "pair"} and {"1", "2", "pair"} <= set(done.output.split())
 
 
@@ -126,7 +127,7 @@ def test_attacks_fail_and_nothing_is_left_behind():
         "memory MemoryError",
         "thread runs",
     ]
-    assert not asked and own_children() == before
+    assert not asked and own_children() <= before
     assert not {name for name in set(os.listdir("/tmp")) - files if name == "x" or name.isdecimal()}
 
 
@@ -189,7 +190,7 @@ def test_a_fork_bomb_and_endless_output_are_contained():
     bomb = "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"
     before = own_children()
     assert run_python(bomb, seconds=1).status is None
-    assert own_children() == before
+    assert own_children() <= before
     outcome = run_python("while True: print('x' * 1000)", file=1 << 20)
     assert outcome.status not in (0, None) and len(outcome.output) <= 1 << 20
 
