@@ -148,10 +148,10 @@ class Process:
     def start(self):
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(self.command, cwd=REPOSITORY, **silent)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=60).close()
                 return
             except OSError:
                 assert time.monotonic() < end and self.process.poll() is None, "the server did not start"
@@ -164,7 +164,7 @@ class Process:
             f"http://127.0.0.1:{self.port}/v1/annotators/{name}/{path}", data, {"Content-Type": "application/json"}
         )
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
@@ -173,8 +173,8 @@ class Process:
 
     def kill(self):
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait()
 
     def stop(self):
         self.process.terminate()
-        assert self.process.wait(30) in (0, -15)
+        assert self.process.wait(300) in (0, -15)

@@ -127,11 +127,13 @@ def _needs(*packages):
 def _running(command, keys, make_bucket):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(300):
+        end = time.monotonic() + 300
+        while True:
             try:
-                urllib.request.urlopen(make_bucket, timeout=5)
+                urllib.request.urlopen(make_bucket, timeout=60)
                 break
             except OSError:
+                assert process.poll() is None and time.monotonic() < end, f"the server did not start: {command}"
                 time.sleep(0.1)
         with pytest.MonkeyPatch.context() as patch:
             for key, value in keys.items():

@@ -54,7 +54,7 @@ def main() -> int:
     cases, rounds = Cases(time.monotonic() + 60 * options.minutes), 0
     tests = Path(__file__).parent
     args = ["-m", "hypothesis and not slow", "-p", "no:cacheprovider", "--tb=short", "--durations=0", "--rootdir"]
-    while time.monotonic() < cases.end:
+    while not rounds or time.monotonic() < cases.end:
         rounds += 1
         if pytest.main([*args, str(tests.parent), *(rest or [str(tests)])], plugins=[cases]) > 2:
             break  # not passed, failed or stopped: no tests, or wrong arguments

@@ -18,9 +18,25 @@ QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PERSISTENT_CACHE_MIN_COMPIL
 """Variables of processes that start often: most of a start is compiling."""
 
 
+RESERVED = []
+"""Sockets that hold the ports of `free_port` until this process ends."""
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    """Returns a port on which a server can listen, and come back after a kill.
+
+    On Linux the port stays bound: the kernel then gives it to no other program that asks for a free one, but a server
+    that names it (with SO_REUSEADDR, as servers do) may listen, and until then a client is refused.
+    """
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+    if sys.platform == "linux":
+        RESERVED.append(free)
+    else:
+        free.close()
+    return port
 
 
 def environment(devices: int = 1) -> dict[str, str]:
@@ -136,7 +152,7 @@ class Servers(Processes):
             if name not in self.children or self.ended([name]):
                 self.run(name, *self.command, "--port", str(port))
 
-    def answer(self, enough: Callable[[Iterable[bool]], bool] = all, seconds: float = 120) -> None:
+    def answer(self, enough: Callable[[Iterable[bool]], bool] = all, seconds: float = 600) -> None:
         """Starts those that are not there until all are reached, or as many as are enough."""
         end = time.monotonic() + seconds
         while not enough([reached(port) for port in self.ports.values()]):

@@ -592,7 +592,7 @@ def annotate(folder: Folder, kills: int = 200, seed: int = 0) -> dict:
     storm, names = Storm(folder, kills, seed), ("ana", "ben", "cyd")
     from annotating import Process, log_of, make
 
-    study = make(storm.folder, count=20 + 10 * kills, names=names)
+    study = make(storm.folder, count=100 + 10 * kills, names=names)
     server, confirmed = Process(study), {name: [] for name in names}
 
     def post(name: str, path: str, body: dict) -> dict:

@@ -24,7 +24,7 @@ def test_a_failure_is_printed_as_a_case(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "HYPOTHESIS_PROFILE"}
     run = subprocess.run(
         [sys.executable, str(FUZZ), "--minutes", "0.001", str(file), "--confcutdir", str(tmp_path)],
-        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120,
+        capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=300,
     )  # fmt: skip
     assert run.returncode == 1, run.stdout + run.stderr
     assert "test_small: keep as\n@example(\n    n=1000,\n)" in run.stdout

@@ -343,9 +343,9 @@ def test_the_other_project_is_named_in_one_line(tmp_path):
     (tmp_path / "jprm/__init__.py").write_text("def build_plugin(): ...\n")
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = [sys.executable, "-m", "jax_prm", "--version"]  # -m puts the working folder first on the path
-    refused = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.count("\n") == 1 and str(tmp_path / "jprm") in refused.stderr
 
-    right = subprocess.run(run, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=60)
+    right = subprocess.run(run, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300)
     assert right.stdout == f"jprm {jprm.__version__}\n", right.stderr

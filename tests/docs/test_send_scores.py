@@ -51,7 +51,7 @@ def send(server, path, records, *options):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     url = f"http://127.0.0.1:{server.server_port}/v1/traces"
     command = [sys.executable, "examples/send_scores.py", str(path), url, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_send_scores_gives_each_turn_a_span_below_its_trace(server, tmp_path):

@@ -30,10 +30,10 @@ def served(port):
     command = "import sys; from jprm.apps.cli import main; sys.exit(main(sys.argv[1:]))"
     (line,) = re.findall(r"^    jprm (serve .*)$", text(PAGE), re.MULTILINE)
     server = subprocess.Popen([sys.executable, "-c", command, *shlex.split(line), "--port", str(port)])
-    until = time.monotonic() + 240
+    until = time.monotonic() + 600
     while time.monotonic() < until and server.poll() is None:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60).close()
             return server
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)

@@ -93,7 +93,7 @@ def same(first, second):
 
 def test_threads_read_by_index_at_once(world):
     """Each has opened its shard before either reads."""
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=300)
 
     class Shards(TokenShards):
         @property
@@ -471,7 +471,7 @@ def test_a_second_run_waits_for_the_first_or_takes_its_place(layout, tmp_path, m
     time.sleep(0.1)
     assert not taken, "it did not wait"
     other.kill() if how == "killed" else other.communicate("\n")
-    thread.join(60)
+    thread.join(300)
     other.wait()
     assert len(taken[0]) == (3 if how == "killed" else 1)
 
