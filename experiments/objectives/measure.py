@@ -49,7 +49,7 @@ def numbers(
 def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[str, Any]:
     """Returns a test's numbers, as JSON: of every problem, and of every chain that has steps."""
     pools = pools_of(trees, scale)
-    return _of_pools(pools, pools.key[rule], pools.vote_weights(rule)) | _steps(trees)
+    return _of_pools(pools, pools.key[rule], np.exp(pools.log_weight[rule])) | _steps(trees)
 
 
 def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:

@@ -14,11 +14,13 @@ from experiments import objectives as study
 from experiments.objectives import frozen as _frozen  # noqa: F401  (with it, what it imports are names of `study`)
 from experiments.objectives import run as _run  # noqa: F401
 from experiments.objectives import table as _table  # noqa: F401
+from experiments.objectives.measure import measured
 from experiments.quickstart import task
 from jprm.checkpoints import base as bases
 from jprm.io.jsonl import write_records
 from jprm.methods.implicit import LogRatio
 from jprm.methods.label.jobs import load_reference
+from jprm.score.scale import PROBABILITY
 from jprm.statistics import auroc
 from jprm.token_tree import token_tree
 from jprm.tree import read_records, tree_of
@@ -188,6 +190,13 @@ def test_a_head_finds_what_its_states_say(tmp_path):
     scored = study.heads.scored(head, settings, trees, x_ND)
     score_N = np.array([node.score for tree in scored for node in tree.nodes])
     assert auroc(score_N, label_N > 0.5) > 0.99
+
+
+def test_a_chain_is_measured_by_its_probability():
+    """Votes by odds need the probabilities themselves, not the fractions of a pool's largest."""
+    samples = [{"steps": ["a"], "scores": [p], "answer": str(p), "correct": p == 0.6} for p in (0.6, 0.3)]
+    pool = tree_of({"problem": "p", "answer": "0.6", "samples": samples})
+    assert measured([pool], PROBABILITY, "prod")["chain_score"] == pytest.approx([0.6, 0.3])
 
 
 def test_seeds_are_averaged_problem_by_problem():
