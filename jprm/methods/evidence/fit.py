@@ -196,6 +196,8 @@ def choose_vote(
         for kept in KEPT:
             chains = stronger(held, kept, seed)
             scenarios.setdefault((policy.name, kept), []).append([gains(ranker, vote, chains) for vote in VOTES])
+    # A policy with a single problem has no standard error: it cannot show that a vote hurts.
+    scenarios = {key: folds for key, folds in scenarios.items() if sum(len(fold[0]) for fold in folds) > 1}
     gain_SV, error_SV = np.zeros((2, len(scenarios), len(VOTES)))
     for s, folds in enumerate(scenarios.values()):
         for v in range(len(VOTES)):

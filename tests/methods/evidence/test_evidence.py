@@ -242,6 +242,13 @@ def test_no_chain_has_no_vote():
     assert choose_verifier(policies, Vote(), ["pool.answer_share"])[1]  # what was measured: it is not unchecked
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_policy_with_one_problem_has_no_say_in_the_vote():
+    policies = [of_strength(name, problems) for name, problems in (("a", 150), ("b", 160), ("c", 1))]
+    vote, rows = choose_vote(policies, 0)
+    assert {row["left_out"] for row in rows} == {"a", "b"} and all(np.isfinite(row["standard_error"]) for row in rows)
+
+
 def of_strength(name, problems):
     """A policy whose evidence is better for correct chains."""
     rng, problem_M = np.random.default_rng(problems), np.repeat(np.arange(problems), 8)
