@@ -226,6 +226,13 @@ def test_extract_takes_time_in_proportion_to_the_length(piece):
     assert any(seconds(20_000) <= 6 * seconds(5_000) + 0.1 for _ in range(4))  # a neighbour may empty the caches
 
 
+@pytest.mark.parametrize("words", ["a" * 40, "ab " * 20, "m." * 20, "½" * 40, "kg^2" * 12])
+def test_an_answer_whose_end_is_nearly_a_unit_is_read_at_once(words):
+    start = time.process_time()
+    assert canonical_answer(f"x{words}!") == f"x{words}!"
+    assert time.process_time() - start < 0.5  # and not for hours: each word was split in every way
+
+
 @pytest.mark.parametrize(("text", "answer", "rule"), BY_RULE)
 def test_the_rule_that_took_an_answer_is_told(text, answer, rule):
     assert extract(text) == (answer, rule) and extract_answer(text) == answer
