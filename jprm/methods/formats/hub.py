@@ -44,7 +44,7 @@ from jprm.io.storage import HUB, Found, Local, Place, cache_folder, sha256_of
 
 T = TypeVar("T")
 
-ADDRESS = re.compile(HUB + r"(?!(?:datasets|spaces|buckets)/)([\w.-]+/[\w.-]+)(?:@(?!.*\.\.)([\w./-]+))?")
+ADDRESS = re.compile(HUB + r"(?!(?:datasets|spaces|buckets)/)([\w.-]+/[\w.-]+)(?:@(?!/|.*\.\.)([\w./-]+))?")
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 COMMIT, DIGEST = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 

@@ -124,6 +124,8 @@ def test_offline_takes_the_cache(hub_server, monkeypatch):
         ("hf://ana/nothing@main", "no such model"),
         ("hf://ana", "form hf://OWNER/NAME@REVISION"),
         ("hf://datasets/ana/mine", "form hf://OWNER/NAME@REVISION"),
+        ("hf://ana/mine@/tmp/file", "form hf://OWNER/NAME@REVISION"),  # which would be read as a list of its cache
+        ("hf://ana/mine@a/../b", "form hf://OWNER/NAME@REVISION"),
     ],
 )
 def test_what_is_not_there_is_said(hub_server, address, says):
