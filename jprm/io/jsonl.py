@@ -41,6 +41,15 @@ class RecordError(ValueError):
         self.where, self.field, self.reason, self.remedy = where, field, reason, remedy
 
 
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""Errors from reading the fields of a JSON file: one may be missing, of another type, too large or nested too deep."""
+
+
+def printable(text: str) -> str:
+    """Escapes characters that a terminal obeys or that hide others, e.g. ESC; keeps line ends."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def shortened(text: str, limit: int) -> str:
     """Cuts out the middle if a text is longer than about `limit` characters."""
     left = limit // 2

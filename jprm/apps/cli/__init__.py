@@ -52,7 +52,7 @@ from jprm.apps.cli.search import add as add_method
 from jprm.apps.cli.search import fuse, sample, search
 from jprm.apps.serve import Served
 from jprm.devices import enable_compile_cache, quiet_without_tpu
-from jprm.io.jsonl import shortened
+from jprm.io.jsonl import printable, shortened
 from jprm.io.storage import FULL, path_of
 from jprm.methods.export import FileDtype, Format
 from jprm.methods.judge import is_judge
@@ -592,8 +592,7 @@ def _line(error: BaseException) -> str:
     text = " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    text = shortened(text, 2000) or type(error).__name__
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(shortened(text, 2000) or type(error).__name__).replace("\n", r"\n")
 
 
 def extra_hint(error: ModuleNotFoundError) -> str | None:

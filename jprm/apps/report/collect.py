@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jprm.apps.web import around
-from jprm.io.jsonl import dump
+from jprm.io.jsonl import dump, printable
 from jprm.io.storage import Found, path_of
 from jprm.methods.evaluate.benchmark import Scores
 from jprm.methods.evaluate.benchmarks import registered
@@ -87,7 +87,7 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     results, scores = read_suites(folders)
-    names = [result["model"]["name"] for result in results]
+    names = [printable(result["model"]["name"]) for result in results]
     names = [
         f"{name} ({path_of(folder).name})" if names.count(name) > 1 else name
         for name, folder in zip(names, folders, strict=True)
@@ -310,10 +310,14 @@ def _critiques(of_models: Sequence[Sequence[dict[str, Any]]], order: Sequence[in
 
 
 def _depth_first(tree: ReasoningTree) -> list[int]:
-    paths: list[tuple[int, ...]] = []  # to every node, by which the nodes are sorted
-    for i, node in enumerate(tree.nodes):
-        paths.append((*paths[node.parent], i) if node.parent >= 0 else (i,))
-    return sorted(range(len(paths)), key=paths.__getitem__)
+    after: list[list[int]] = [[] for _ in range(len(tree.nodes) + 1)]  # the children of each parent, from -1 on
+    for i in reversed(range(len(tree.nodes))):
+        after[tree.nodes[i].parent + 1].append(i)
+    order, waiting = [], after[0]
+    while waiting:
+        order.append(waiting.pop())
+        waiting += after[order[-1] + 1]
+    return order
 
 
 def heat(scores: Scores) -> dict[str, list[list[int]]]:

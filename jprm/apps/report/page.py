@@ -26,7 +26,7 @@ from jprm.apps.report.collect import Page, collect, ranked
 from jprm.apps.report.runs import Line, line_plot, training
 from jprm.apps.report.scored import collect_scored, is_records
 from jprm.apps.web import text_of_file
-from jprm.io.jsonl import parse
+from jprm.io.jsonl import parse, printable
 from jprm.io.outputs import atomic_write, check_output, check_version
 from jprm.io.storage import path_of
 from jprm.methods.evaluate.benchmarks import BENCHMARKS, registered
@@ -284,6 +284,7 @@ ElementTree.register_namespace("xlink", XLINK)
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a name's dollars too
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
@@ -302,6 +303,10 @@ VARIABLES = {INK: "ink", GRID: "grid"} | {colour: f"s{i}" for i, colour in enume
 """The CSS variable of each colour; on a dark background the page sets lighter values."""
 
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
+"""Characters that XML cannot hold."""
+
+
 def svg(figure: Figure) -> str:
     """Draws a figure as SVG. Deterministic; all ids begin with the figure's name."""
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": figure.name}):
@@ -312,7 +317,7 @@ def svg(figure: Figure) -> str:
         file = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         canvas.savefig(file, format="svg", bbox_inches="tight", metadata=nothing)
-    root = ElementTree.fromstring(file.getvalue())
+    root = ElementTree.fromstring(CONTROL.sub("\N{REPLACEMENT CHARACTER}", file.getvalue()))
     _reference(root, figure.name)
     width, height = (float(x) for x in root.get("viewBox", "").split()[2:])
     for key in ("width", "height", "version"):
@@ -331,7 +336,7 @@ def svg(figure: Figure) -> str:
         ElementTree.Element(f"{{{SVG}}}{tag}", id=f"{figure.name}-{end}")
         for tag, end in (("title", "title"), ("desc", "text"))
     )
-    title.text, description.text = figure.title, figure.description
+    title.text, description.text = printable(figure.title), printable(figure.description)
     root[:0] = [title, description]
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
@@ -384,7 +389,7 @@ def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list
             raise ValueError(f"{folder}: holds no {RESULT}; a page shows runs of jprm rl, or suites, not both")
         result = parse((path_of(folder) / RESULT).read_bytes(), f"{folder}/{RESULT}")
         check_version(result.get("version"), VERSION, f"{folder}/{RESULT}")
-        name = f"{result['name']} ({path_of(folder).name})"
+        name = printable(f"{result['name']} ({path_of(folder).name})")
         about = {"step": result["update"], "folder": str(folder), "semantics": "its own samples"}
         models.append(PageModel(name, {"model": about, "jprm": jprm.__version__}))
         sections.append((f"run-{index}", name, list(blocks(name, result))))

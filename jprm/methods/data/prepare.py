@@ -243,7 +243,7 @@ def _sha256(path: str) -> str:
 def _report_of(out: Place) -> PrepareReport:
     try:
         return PrepareReport(**json.loads((out / REPORT).read_bytes()))
-    except (OSError, ValueError, TypeError):  # never replaced, not even by `overwrite`: it may be anything
+    except (OSError, *jsonl.DAMAGED):  # never replaced, not even by `overwrite`: it may be anything
         raise ValueError(f"{out} exists and is not a prepared folder: choose another name, or remove it") from None
 
 
@@ -378,7 +378,7 @@ def _progress(console: rich.console.Console) -> rich.progress.Progress:
 
 
 def _print(report: PrepareReport, console: rich.console.Console) -> None:
-    console.print(rich.markup.escape(f"{report.name}: {', '.join(report.source)}"), soft_wrap=True)
+    console.print(jsonl.printable(f"{report.name}: {', '.join(report.source)}"), markup=False, soft_wrap=True)
     table = rich.table.Table(show_header=False)
     table.add_column(overflow="fold")  # a reason or path goes on in the next line
     table.add_column(no_wrap=True, justify="right")
@@ -395,7 +395,7 @@ def _print(report: PrepareReport, console: rich.console.Console) -> None:
     more = "  and more, see report.json" if report.kept else "  and more"  # without a record, no folder is written
     rows += [(more, "")] if len(report.rejections) > 8 else []
     for what, count in rows:
-        table.add_row(rich.markup.escape(what), f"{count:,}" if isinstance(count, int) else count)
+        table.add_row(rich.markup.escape(jsonl.printable(what)), f"{count:,}" if isinstance(count, int) else count)
     console.print(table)
 
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jprm.io.jsonl import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -38,6 +40,11 @@ class Table:
     strong: Collection[int] = ()  # rows that stand out
     text: int | None = None  # the column that holds sentences
 
+    def __post_init__(self):
+        for field in ("title", "caption"):  # names of models and files are others'
+            object.__setattr__(self, field, printable(getattr(self, field)))
+        object.__setattr__(self, "columns", tuple(map(printable, self.columns)))
+
     @property
     def lines(self) -> list[list[str] | None]:
         """The rows as text: counts unchanged, fractions and figures in per cent, differences in points."""
@@ -47,7 +54,7 @@ class Table:
 def _text(cell: Cell) -> str:
     if isinstance(cell, Mapping):
         return points(cell) if "better" in cell and cell["low"] is not None else interval(cell)
-    return percent(cell) if cell is None or isinstance(cell, float) else str(cell)
+    return percent(cell) if cell is None or isinstance(cell, float) else printable(str(cell))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +197,7 @@ def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
         console = console if console.is_terminal else Console(width=max(console.width, FILE))
     for block in blocks:
         if isinstance(block, str):
-            console.print(block)
+            console.print(printable(block), markup=False)
             continue
         columns = [(block.columns[0], {}), *((column, _RIGHT) for column in block.columns[1:])]
         table, width = _rich(block, columns, block.lines), console.width
@@ -219,16 +226,18 @@ def _folded(table: Table) -> RichTable:
 def _rich(
     table: Table, columns: Iterable[tuple[str, dict[str, Any]]], rows: Iterable[Sequence[str] | None]
 ) -> RichTable:
+    from rich.markup import escape
     from rich.table import Table as RichTable
 
-    shown = RichTable(title=table.title, title_justify="left", show_edge=False, caption=table.caption or None)
+    title, caption = escape(table.title), escape(table.caption) or None  # a name's brackets are no markup
+    shown = RichTable(title=title, title_justify="left", show_edge=False, caption=caption)
     for head, how in columns:
-        shown.add_column(head, **how)
+        shown.add_column(escape(head), **how)
     for row in rows:
         if row is None:
             shown.add_section()
         else:
-            shown.add_row(*row)
+            shown.add_row(*map(escape, row))
     return shown
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import shutil
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from jprm.apps.report import collect as collecting
 from jprm.apps.report import page
 from jprm.apps.report.collect import Page, chains, collect
 from jprm.apps.report.page import svg
-from jprm.apps.report.runs import training
+from jprm.apps.report.runs import Line, line_plot, training
 from jprm.io.jsonl import write_records
 from jprm.io.outputs import write_json
 from jprm.methods.evaluate import diagnostics, plots, processbench
@@ -302,6 +303,20 @@ def test_runs_that_are_still_there_show_how_they_trained(folders, tmp_path):
     results = {**whole.models[0].results, "model": {**whole.models[0].results["model"], "folder": str(tmp_path)}}
     sections = page.sections_of(whole._replace(models=[PageModel("here", results), whole.models[1]]), {})
     assert [len(blocks) for id, _, blocks in sections if id == "training"] == [2]
+
+
+def test_a_deep_tree_is_listed_in_time_of_its_length():
+    n = 20_000
+    nodes = [{"parent": i - 1, "text": "x", "score": 0.5} for i in range(n)]
+    (item,) = chains(["m"], [{"f": [tree_of({"problem": "q", "nodes": nodes})]}])["items"]
+    assert item["d"] == list(range(n))
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\x00", "$x_{$", "]]>"])
+def test_a_figure_holds_any_name_as_text(name):
+    figure = line_plot("n", name, [Line(name, [1, 2], [3, 4])], description=name, note="")
+    shown = "".join(ElementTree.fromstring(svg(figure)).itertext())
+    assert shown.count(name.replace("\x1b", "\\x1b").replace("\x00", "\\x00")) >= 2  # the title and the description
 
 
 def test_a_figure_is_drawn_alike_twice_with_ids_of_its_own():

@@ -1,12 +1,14 @@
 """A new benchmark is one record and one line of the registry: suite, terminal, page, comparison and command follow."""
 
 import dataclasses
+import io
 import json
 import re
 
 import numpy as np
 import pytest
 from refusing import refused
+from rich.console import Console
 from test_evaluate_run import short_rows  # noqa: F401  (autouse)
 from tiny_run import chains
 
@@ -18,7 +20,7 @@ from jprm.io.jsonl import write_records
 from jprm.methods.data.reader import Reader, take
 from jprm.methods.evaluate.benchmark import Benchmark, Files, ModelOptions
 from jprm.methods.evaluate.benchmarks import BENCHMARKS
-from jprm.methods.evaluate.blocks import Figure, Note, PageModel, Table, as_latex, as_markdown, interval
+from jprm.methods.evaluate.blocks import Figure, Note, PageModel, Table, as_latex, as_markdown, interval, show
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.suite import read_suite
 from jprm.statistics import bootstrap, draws, weighted_mean
@@ -198,3 +200,12 @@ def test_a_command(registered, toy_file, tiny_run, tmp_path, capsys):
     assert interval(report["mean"]) in capsys.readouterr().out and 0 <= report["mean"]["value"] <= 1
     with pytest.raises(SystemExit):
         evaluation().cli(prog="jprm eval", args=["final-score", "--help"])
+
+
+@pytest.mark.parametrize("name", ["[/red]", "[link=http://a]b[/link]", "\x1b[2J", "\x1b]0;a\x07", "\u202e", "a\rb"])
+def test_names_move_no_terminal(name):
+    file = io.StringIO()
+    show([name, Table(name, ("", name), [[name, 1]], name)], Console(file=file, width=200, force_terminal=True))
+    plain = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue())  # colours of the table
+    shown = name.encode("unicode_escape").decode()
+    assert plain.count(shown) == 5 and set(re.findall(r"[^ -~\n]", plain)) <= set("\u2503\u2501\u2547\u2502")
