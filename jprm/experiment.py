@@ -16,7 +16,7 @@ from typing import Any, Literal
 import jax
 from flax.core import FrozenDict
 
-from jprm.io.jsonl import parse
+from jprm.io.jsonl import DAMAGED, parse
 from jprm.io.outputs import check_version
 from jprm.io.storage import Found, Given, Place, path_of
 from jprm.model import Dtype
@@ -329,7 +329,7 @@ def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
         raise
     except MissingPart as error:
         raise MissingPart(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors too
+    except DAMAGED as error:  # broken JSON and broken UTF-8 are ValueErrors too
         raise ValueError(
             f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
         ) from error

@@ -6,6 +6,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from typing import Any, cast
 
 import pytest
 from conftest import REPOSITORY
@@ -14,14 +15,21 @@ from test_export import untrained
 
 from jprm import experiment
 from jprm.apps import cli
+from jprm.apps.annotate import study
+from jprm.apps.report import runs
 from jprm.checkpoints.safetensors import check_sums
 from jprm.io.jsonl import parse
+from jprm.io.shards import merge
+from jprm.io.storage import path_of
 from jprm.methods.data import prepare as preparing
+from jprm.methods.data import stored_trees
 from jprm.methods.data.prepare import prepare
 from jprm.methods.evaluate.suite import read_results
 from jprm.methods.export import export as exporting
 from jprm.methods.export.export import export
+from jprm.methods.formats.adapters import published
 from jprm.methods.formats.huggingface import model_config
+from jprm.methods.jobs.calibration_map import stored_calibration
 from jprm.methods.label import jobs as files
 from jprm.methods.policy.load import load_policy
 from jprm.methods.verify import Verdict
@@ -31,14 +39,40 @@ from jprm.tree import RecordError
 CHAIN = json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [("results.json", read_results), ("experiment.json", lambda folder: experiment.read(folder / "experiment.json")),
-     ("config.json", model_config), ("tokenizer.json", load_tokenizer)],
-)  # fmt: skip
-def test_a_hundred_thousand_brackets_are_refused(tmp_path, name, read):
-    (tmp_path / name).write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
-    refused(ValueError, name, read, tmp_path)
+class Step1:
+    """A model at step 1, of which only the folder is known."""
+
+    def __init__(self, folder):
+        self.name, self.step = os.fspath(folder), 1
+
+
+DAMAGED: dict[str, Any] = {
+    "results.json": read_results, "config.json": model_config, "tokenizer.json": load_tokenizer,
+    "experiment.json": lambda folder: experiment.read(folder / "experiment.json"),
+    "calibration.json": lambda folder: stored_calibration(cast(Any, Step1(folder))),
+    "study.json": study.read, "metrics.jsonl": lambda folder: runs.lines_of(path_of(folder / "metrics.jsonl")),
+    "adapter.json": lambda folder: published.read(folder / "adapter.json"),
+    stored_trees.SHARDS: stored_trees.TokenTrees,
+    "s.jsonl.00000-of-00001.manifest.json": lambda folder: merge([folder / "s.jsonl.00000-of-00001"]),
+}  # fmt: skip
+"""Readers of files that may be damaged or a stranger's, by name."""
+
+SUITE = {"version": 1, "model": {"name": "m", "rule": "min"}, "sections": {}, "neutral": None, "seed": 0}
+SHARD = {"version": 1, "source": {"input": "x"}, "settings": {}, "counts": {}, "unit": 1, "seconds": 10**400}
+TREES = {"version": stored_trees.CACHE_VERSION, "about": {}, "shards": [{"records": 10**400}]}
+CONTENTS = ['{"a":' + "[" * 100_000 + "]" * 100_000 + "}", "5", "[[1]]", "{}", '{"version": 1}', "null", '"x"', "",
+            *map(json.dumps, (SUITE, SUITE | {"data": [3]}, SHARD, TREES))]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=map(str, range(len(CONTENTS))))
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_file_is_read_or_one_error_with_its_name(tmp_path, name, content):
+    (tmp_path / name).write_text(content + "\n")
+    (tmp_path / name.removesuffix(".manifest.json")).touch()
+    try:
+        DAMAGED[name](tmp_path)
+    except ValueError as error:
+        assert name in str(error)
 
 
 def test_a_full_standard_output_is_one_line():

@@ -85,7 +85,7 @@ def check_own(output: str | os.PathLike, request: dict[str, Any]) -> None:
 def check_unchanged(request: dict[str, Any], remedy: str) -> None:
     """Raises ValueError, ending in `remedy`, if the request's input file has changed since the request was made."""
     now = input_of(request["input"]) if "input" in request else {}
-    if now != {key: request[key] for key in now}:
+    if now != {key: request.get(key) for key in now}:
         raise ValueError(f"{request['input']}: changed while it was read. {remedy}")
 
 

@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jprm.io.jsonl import RecordError, Rejects, parse, read_lines
+from jprm.io.jsonl import DAMAGED, RecordError, Rejects, parse, read_lines
 from jprm.io.outputs import (
     check_unchanged,
     check_version,
@@ -293,12 +293,12 @@ def _manifest(path: Place) -> dict[str, Any]:
         if not (type(content["unit"]) is int and 0 < content["unit"] < 2**31):
             raise TypeError(f"unit is {content['unit']!r}")
         seconds = content.get("seconds", 0.0)
-        if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        if type(seconds) not in (int, float) or not 0 <= float(seconds) < math.inf:
             raise TypeError(f"seconds is {seconds!r}")
         if not isinstance(content["source"]["input"], str):
             raise TypeError("source.input is no path")
         changed = content["output"] != path.checksum()
-    except (ValueError, TypeError, KeyError) as error:
+    except DAMAGED as error:
         raise ValueError(f"{file}: is no manifest of a shard ({error}). Run the shard's command again") from None
     records = _count(path)
     if changed or content.get("records", records) != records:
@@ -314,7 +314,7 @@ def _one_request(paths: Sequence[Place], manifests: Sequence[Mapping[str, Any]])
     asked = []
     for path, manifest in zip(paths, manifests, strict=True):
         stamps, request = input_of(_beside(path, ".input")), stored_request(path)
-        about = {key: manifest[key] for key in ("source", "unit", "shards")}
+        about = {key: manifest.get(key) for key in ("source", "unit", "shards")}
         about |= {"command": manifest["settings"].get("command")}
         if manifest["counts"]:
             settings = {"settings": manifest["settings"]}

@@ -23,7 +23,7 @@ import numpy as np
 
 from jprm.apps.annotate import SelectConfig, StudyConfig
 from jprm.io.folders import whole_folder
-from jprm.io.jsonl import RecordError, dump, parse, write_records
+from jprm.io.jsonl import DAMAGED, RecordError, dump, parse, write_records
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import path_of
 from jprm.methods.data.overlap import normalise, problems_in
@@ -116,7 +116,7 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
             raise ValueError("annotators: there are none")
     except FileNotFoundError:
         raise ValueError(f"{folder}: holds no study.json. `jprm annotate serve --input` makes a study") from None
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except DAMAGED as error:
         raise ValueError(f"{file}: is no study: {error}") from None
     if version != 1:
         raise ValueError(f"{file}: has version {version!r}, but this jprm reads 1: upgrade jprm")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 
 from jprm.experiment import RUN, read, to_json
+from jprm.io.jsonl import DAMAGED
 from jprm.io.storage import Found, Given, Place, is_remote, path_of
 from jprm.methods.evaluate.blocks import ABSENT, Block, Figure, Table
 from jprm.methods.evaluate.plots import COLOURS
@@ -103,7 +104,7 @@ def lines_of(path: Place) -> list[dict[str, Any]]:
         if line.endswith(b"\n"):  # a kill may leave half a line
             try:
                 parsed.append(dict(json.loads(line)))
-            except (ValueError, TypeError) as error:
+            except DAMAGED as error:
                 raise ValueError(f"{path}:{number}: is no line of metrics: {error}") from None
     return parsed
 

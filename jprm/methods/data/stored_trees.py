@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import multiprocessing
+import operator
 import os
 import pathlib
 import shutil
@@ -33,6 +34,7 @@ from jprm import data
 from jprm.data import REQUEST, SHARDS
 from jprm.experiment import Experiment
 from jprm.io.folders import made_once
+from jprm.io.jsonl import DAMAGED
 from jprm.io.outputs import Bar, check_version, differing, write_json
 from jprm.io.shards import Shard
 from jprm.io.storage import Place, Remote, cache_folder, is_remote, path_of, records_file, sha256_of
@@ -118,11 +120,14 @@ class TokenTrees(Sequence[TokenTree]):
     def __init__(self, folder: str | os.PathLike):
         self.folder = path_of(folder)
         content = (self.folder / SHARDS).read_bytes()
-        index = json.loads(content)
-        check_version(index["version"], CACHE_VERSION, self.folder / SHARDS)
-        self.about: dict[str, Any] = index["about"]
-        self.records: list[int] = [shard["records"] for shard in index["shards"]]
-        self._starts = [0, *np.cumsum(self.records).tolist()]
+        try:
+            index = json.loads(content)
+            check_version(index["version"], CACHE_VERSION, self.folder / SHARDS)
+            self.about: dict[str, Any] = index["about"]
+            self.records = [operator.index(shard["records"]) for shard in index["shards"]]
+            self._starts = [0, *np.cumsum(self.records, dtype=np.int64).tolist()]
+        except DAMAGED as error:
+            raise ValueError(f"{self.folder / SHARDS}: {error}. Tokenise the records again") from error
         self._id = hashlib.sha256(content).hexdigest()[:16]
         self._last: tuple[int, Any] = (-1, None)
 

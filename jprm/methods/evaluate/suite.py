@@ -29,7 +29,7 @@ from typing import Any, get_args
 
 import jprm
 from jprm.experiment import run_id
-from jprm.io.jsonl import parse
+from jprm.io.jsonl import DAMAGED, parse
 from jprm.io.outputs import check_output, write_json
 from jprm.io.storage import Place, mark_own, named_in, path_of
 from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, Scorer, Scores, TooLong
@@ -307,8 +307,13 @@ def read_results(folder: PathLike) -> dict[str, Any]:
         results = parse(path.read_bytes(), os.fspath(path))
     except RecordError as error:
         raise ValueError(f"{path}: {error.reason}; run `jprm eval suite` again") from None
-    model = results.get("model") if isinstance(results, dict) else None
-    if not (isinstance(model, dict) and {"sections", "data"} <= set(results) and "rule" in model):
+    try:
+        right = isinstance(results["model"]["name"], str) and {"sections", "neutral", "seed"} <= {*results}
+        counts = [file["n"] for file in results["data"].values()] + [*results.get("unread", {}).values()]
+        right &= "rule" in results["model"] and all(type(count) is int for count in counts)
+    except DAMAGED:
+        right = False
+    if not right:
         raise ValueError(f"{path}: not the results of a suite; run `jprm eval suite` again")
     return results
 

@@ -230,7 +230,10 @@ def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RecordError(where, "format", f"is not {FORMAT}", "Fit the verifier again with this jprm.")
     entries = list_of(data.get("sources"), where, "sources")
-    sources = tuple(_source(entry, place, where, i) for i, entry in enumerate(entries))
+    try:
+        sources = tuple(_source(entry, place, where, i) for i, entry in enumerate(entries))
+    except RecursionError:
+        raise RecordError(where, "sources", "lead back to this verifier", "Fit the verifier again.") from None
     names = evidence.names(sources)
     coefficients = _object(data, "coefficients", where)
     if sorted(coefficients) != sorted(names):

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, cast
 
@@ -233,7 +234,7 @@ class Fields:
     def number(self, name: str, default: float | None = None) -> float:
         """Returns a field that must be a finite number above 0. Raises ValueError."""
         value = self.need(name, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.refuse(name, f"is {value!r}, and not a positive number")
         return float(value)
 

@@ -18,6 +18,7 @@ from scipy.special import expit
 
 from jprm import options
 from jprm.experiment import run_id
+from jprm.io.jsonl import DAMAGED
 from jprm.io.outputs import atomic_write
 from jprm.io.storage import path_of
 from jprm.score.scorer import PRM
@@ -191,7 +192,7 @@ def stored_calibration(prm: PRM) -> Recalibration:
     try:
         record = json.loads(path.read_bytes())
         recalibration, step, run = from_json(record["map"]), record["step"], record.get("run", "")
-    except (ValueError, KeyError, TypeError) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path}: no recalibration map ({error}); {REMEDY} again") from None
     if run and run != (ours := run_id(path_of(prm.name))):
         raise ValueError(f"{path}: fitted on the run {run}, and the model is {ours or 'of none'}; {REMEDY} again")

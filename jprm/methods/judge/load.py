@@ -122,7 +122,7 @@ _COMPARE = (
 
 def _comparison(section: dict[str, Any], settings: dict[str, Any], where: str) -> Comparison:
     compares = section.pop("compare")
-    if compares not in COMPARES:
+    if not isinstance(compares, str) or compares not in COMPARES:
         raise RecordError(where, "judge.compare", f"is {compares!r}", _COMPARE)
     numbers = _numbers(section, {"rounds": 0, "samples": 1, "seed": 0}, where, _COMPARE)
     if numbers["rounds"] and compares == "listwise":

@@ -456,6 +456,15 @@ def test_a_damaged_verifier_is_refused(fused, tmp_path, change, error):
     refused((RecordError, ValueError), error, jprm.load, edited(fused[1], tmp_path, change))
 
 
+def test_a_verifier_that_is_its_own_source_is_refused(fused, tmp_path):
+    def change(data):
+        data["sources"][0]["name"] = f"prm={tmp_path}"
+
+    refused(
+        RecordError, "verifier.json: (sources: lead back|.*recursion)", jprm.load, edited(fused[1], tmp_path, change)
+    )
+
+
 def test_code_that_comes_with_a_verifier_is_not_run(fused, tmp_path):
     (tmp_path / "mine.py").write_text("raise SystemExit('ran')\n")
     entry = {"name": f"{tmp_path}/mine.py:MINE", "version": 1, "numbers": ["x"], "request": {}}

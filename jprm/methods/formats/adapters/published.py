@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from jprm.checkpoints.safetensors import Tensors, read_json
 from jprm.experiment import PEFT, kind_of
 from jprm.experiment import PUBLISHED as CONFIG
+from jprm.io.jsonl import DAMAGED
 from jprm.io.storage import is_remote, named_in, path_of
 from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.options import find_part, values_of
@@ -434,5 +435,5 @@ def read(path: str | os.PathLike) -> Adapter:
             fields.setdefault("system", ())
             fields.setdefault("chat", False)
         return dataclasses.replace(PUBLISHED[like], **({"name": path.parent.resolve().name} | fields))
-    except (TypeError, ValueError) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path}: {re.sub(r'^.*__init__.. ', '', str(error))}") from error
