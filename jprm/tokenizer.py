@@ -296,7 +296,7 @@ def _growth(part: Mapping[str, Any]) -> float:
     if kind == "Precompiled":  # a table of replacements, each with a null at its end, after a trie
         table = base64.b64decode(str(part.get("precompiled_charsmap")))
         return max(map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")), default=0) / 3
-    return {"Prepend": max(1, longer / 10), "NFKC": 11, "NFKD": 11, "ByteLevel": 2, "Lowercase": 2}.get(str(kind), 1)
+    return {"Prepend": 1 + longer, "NFKC": 11, "NFKD": 11, "ByteLevel": 2, "Lowercase": 2}.get(str(kind), 1)
 
 
 def sentencepiece_of(path: Path, content: bytes) -> SentencePieceTokenizer:

@@ -6,6 +6,7 @@ memory only while it is referenced.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -131,12 +132,13 @@ def check_sums(folder: str | os.PathLike) -> None:
     Raises ValueError for a differing or missing file.
     """
     sums = pathlib.Path(folder) / SUMS
+    digest = functools.cache(sha256_of)  # a file may be listed often
     for line in sums.read_text().splitlines() if sums.is_file() else ():
         wanted, _, name = line.partition("  ")
         file = sums.parent / name.removeprefix("*")
         if file.parent != sums.parent or not file.is_file():
             raise ValueError(f"{sums}: {name or line[:80]!r} is not a file beside it. Fetch or export the model again")
-        if file.name != "README.md" and sha256_of(file) != wanted:
+        if file.name != "README.md" and digest(file) != wanted:
             raise ValueError(
                 f"{file}: differs from its checksum in {SUMS}. Fetch or export the model again; if you changed the file"
                 f" yourself, remove {SUMS}"

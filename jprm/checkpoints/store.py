@@ -110,7 +110,7 @@ def saved(workdir: Place) -> bool:
     folder = workdir / FOLDER
     if folder.here is False:
         return bool(committed(folder))
-    return any(step.name.isdigit() for step in folder.glob("*"))
+    return any(step.name.isdecimal() for step in folder.glob("*"))
 
 
 def abstract(tree: Any) -> Any:
@@ -358,7 +358,7 @@ def _in_bucket(
 def committed(remote: Remote) -> list[int]:
     """Returns the whole checkpoints' steps, in order."""
     marks = (file.parent for file in remote.files() if file.name == MARK)
-    return sorted(int(step.name) for step in marks if step.parent == remote and step.name.isdigit())
+    return sorted(int(step.name) for step in marks if step.parent == remote and step.name.isdecimal())
 
 
 class Staged:

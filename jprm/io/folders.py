@@ -398,7 +398,7 @@ class BucketLock(FolderLock):
         (self.path / str(self._number)).unlink()
 
     def _numbers(self) -> list[int]:
-        return sorted(int(name) for name in self.path.names() if name.isdigit())
+        return sorted(int(name) for name in self.path.names() if name.isdecimal())
 
 
 def folder_lock(workdir: Place) -> FolderLock:

@@ -551,7 +551,7 @@ class Appended(Growing):
         super().__init__(tempfile.TemporaryFile(), remote)
         self.remote = remote
         for name in remote.names():
-            if name.isdigit() and int(name) == self._file.tell():
+            if name.isdecimal() and int(name) == self._file.tell():
                 self._file.write((remote / name).read_bytes())
         self._uploaded = self._file.tell()
 
@@ -578,7 +578,7 @@ class Appended(Growing):
     def truncate(self, size: int) -> int:
         """Truncates the file and its pieces, from the end, so that a kill leaves a valid beginning."""
         for name in reversed(self.remote.names()):
-            start = int(name) if name.isdigit() else -1
+            start = int(name) if name.isdecimal() else -1
             if start >= size:
                 (self.remote / name).unlink()
             elif 0 <= start and start + (self.remote / name).stamp()["bytes"] > size:

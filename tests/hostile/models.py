@@ -118,6 +118,7 @@ GROWING = {  # tokenizer.json files: one letter becomes gigabytes
     "between letters": tokenizer(normalizer=sequence(*[replace({"String": ""}, "a" * 10)] * 10)),
     "bytes as letters": tokenizer(normalizer=sequence(*[{"type": "ByteLevel"}] * 30)),
     "a long start": tokenizer(normalizer=sequence(*[{"type": "Prepend", "prepend": "a" * 20_000}] * 20)),
+    "a start after every added token": tokenizer(normalizer={"type": "Prepend", "prepend": "a" * 2000}),
     "ligatures": tokenizer(normalizer=sequence(*[replace({"String": "\u0627"}, "\ufdfa"), {"type": "NFKC"}] * 5)),
     "the decoder": tokenizer(decoder={"type": "Sequence", "decoders": [TENFOLD] * 10}),
     "a table": tokenizer(normalizer=sequence({"type": "Precompiled", "precompiled_charsmap": TABLE})),

@@ -15,7 +15,7 @@ from refusing import refused
 
 from jprm.apps import cli
 from jprm.io.jsonl import RecordError, write_records
-from jprm.methods.verify import sandbox, verifiers
+from jprm.methods.verify import commands, sandbox, verifiers
 from jprm.methods.verify.commands import CommandChecker, judge_chain, load_checker
 from jprm.methods.verify.verifiers import UNDECIDED
 from jprm.options import from_json
@@ -151,6 +151,12 @@ def test_lines_lead_to_steps():
         assert (found.proved, found.step) == expected, found
     listed = judged(["x"], ends, command=["cat", "{file}"], proved=r"\Aa \{brace\}\n1\n2\nx\nfine\Z", source=source)
     assert listed.proved
+
+
+@pytest.mark.parametrize(("place", "step"), [("2", 1), ("\u00b2", None), ("9" * 5000, None), ("\u0662", None)])
+def test_a_place_that_is_no_small_number_is_unknown(place, step):
+    checker = CommandChecker(("x", "{file}"), ".x", "{steps}", error=r"at (?P<line>\S+)")
+    assert commands._read(checker, 1, f"at {place}", [1, 2, 3]) == commands.Judgement(False, f"at {place}"[:200], step)
 
 
 @needs_sandbox
