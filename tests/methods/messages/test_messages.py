@@ -264,6 +264,37 @@ def test_tools_of_the_responses_api_are_schemas_and_the_servers_are_counted():
     assert record["tools"] == [{"type": "function", "function": schema}]
 
 
+def test_neighbours_of_the_assistant_are_one_turn_for_anthropic():
+    use, result = ({"type": "tool_use", "name": "f", "input": {}}, {"type": "tool_result", "content": "12"})
+    said = [{"type": "text", "text": "I look."}, {**use, "id": "a"}], [{**use, "id": "b"}]
+    log = {"messages": [ASK, *({"role": "assistant", "content": content} for content in said),
+                        {"role": "user", "content": [{**result, "tool_use_id": "a"}, {**result, "tool_use_id": "b"}]},
+                        {"role": "assistant", "content": "It costs "}],
+           "response": {"content": [{"type": "text", "text": "12."}]}}  # fmt: skip
+    (record,) = read("anthropic", log)
+    assert [message["role"] for message in record["messages"]] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert [call["id"] for call in record["messages"][1]["tool_calls"]] == ["a", "b"]
+    assert record["messages"][-1]["content"] == "It costs 12."
+
+
+def test_tools_that_a_conversation_adds_are_named():
+    reference = {"type": "tool_reference", "tool_name": "price"}
+    call = {"type": "tool_use", "id": "a", "name": "search", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [reference]}
+    added = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "price"}}
+    log = {"messages": [ASK, {"role": "assistant", "content": [call]},
+                        {"role": "user", "content": [result]},
+                        {"role": "system", "content": [added]}, LAST]}  # fmt: skip
+    (record,) = read("anthropic", log)
+    assert [message["content"] for message in record["messages"][2:4]] == ["[tool: price]"] * 2
+    tools = [{"type": "function", "name": "price"}]
+    items = [{"role": "user", "content": "A lamp?"}, {"type": "additional_tools", "role": "developer", "tools": tools}]
+    answer = {"instructions": "", "output": [{"type": "message", "role": "assistant", "content": "12."}]}
+    (record,) = read("openai", {"input": items, **answer})
+    assert [message["role"] for message in record["messages"]] == ["user", "system", "assistant"]
+    assert json.loads(record["messages"][1]["content"]) == tools
+
+
 def test_each_choice_of_a_response_is_a_trajectory():
     choices = [{"message": LAST}, {"message": LAST | {"content": "It costs 13."}}]
     records = read("openai", {"request": {"messages": [ASK]}, "response": {"choices": choices}})

@@ -141,6 +141,8 @@ class Conversation:
             self.write(self.inputs, call=call_of(*_CALLS[kind](item), item.get("call_id")))
         elif kind == "tool_search_output":
             self.answer(item.get("call_id"), json.dumps(item.get("tools") or [], ensure_ascii=False))
+        elif kind == "additional_tools":
+            self.say("system", json.dumps(item.get("tools") or [], ensure_ascii=False))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             output = item.get("output")
             if isinstance(output, Mapping):

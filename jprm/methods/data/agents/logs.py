@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
-from jprm.methods.data.agents.parts import Leftovers, LogOptions, SessionOptions
+from jprm.methods.data.agents.parts import Leftovers, LogOptions, SessionOptions, tool_named
 from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, take
 from jprm.methods.messages.messages import call_of, decoded, text_of_parts
 from jprm.methods.messages.records import read_trajectory
@@ -99,7 +99,8 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
     """Yields a trajectory from an Anthropic client log: {"system", "messages", "tools"}, optionally with "response".
 
     `thinking` becomes `reasoning_content`, `tool_use` a call, and each `tool_result` a tool message. User text beside
-    results follows them.
+    results follows them. Neighbouring messages of the assistant are one turn, as for the API; so a response continues
+    the text that the request began for it.
     """
     left = Leftovers(options)
     request = item.get("request", item) if isinstance(item, Mapping) else {}
@@ -109,10 +110,16 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
     messages: list[Record] = []
     if request.get("system"):
         messages.append({"role": "system", "content": text_of_parts(request["system"], where, "system")})
+    turns: list[tuple[str, list[Any], str]] = []
     for i, message in enumerate(conversation):
-        content, place = message.get("content"), f"messages[{i}].content"
+        role, content, place = str(message.get("role")), message.get("content"), f"messages[{i}].content"
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list_of(content, where, place)
-        messages += messages_of_blocks(str(message.get("role")), blocks, where, place, left)
+        if turns and turns[-1][0] == role == "assistant":
+            turns[-1][1].extend(blocks)
+        else:
+            turns.append((role, [*blocks], place))
+    for role, blocks, place in turns:
+        messages += messages_of_blocks(role, blocks, where, place, left)
     tools = [
         {"type": "function", "function": {"name": tool.get("name"), "description": tool.get("description", ""),
                                           "parameters": tool.get("input_schema", {})}}
@@ -276,6 +283,8 @@ def messages_of_blocks(
             flush()
             text = json.dumps(_readable(block.get("content")), ensure_ascii=False)
             messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+        elif text := tool_named(block):
+            texts.append(text)
         elif not left.drop:
             remedy = "Only text, thinking, tool_use and tool_result are read: write the rest as text, or remove it."
             raise RecordError(where, field, f"is {kind!r} of the {role}", remedy)
@@ -324,7 +333,7 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list_of(prompt, where, "input")
     items = [*items, *list_of([] if output is None else output, where, "output")]
     instructions = request.get("instructions") or answer.get("instructions")
-    if isinstance(instructions, str):
+    if instructions and isinstance(instructions, str):
         items = [{"role": "system", "content": instructions}, *items]
     elif instructions:
         items = [*list_of(instructions, where, "instructions"), *items]

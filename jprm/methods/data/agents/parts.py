@@ -38,7 +38,7 @@ _NAMES = {
     "document": ("document",),
     "file": ("file", "input_file", "blob", "uri"),
     "audio": ("audio", "input_audio", "output_audio"),
-    "video": ("video", "input_video"),
+    "video": ("video", "input_video", "video_url"),
 }
 _PLACEHOLDERS = {kind: name for name, kinds in _NAMES.items() for kind in kinds}
 
@@ -61,18 +61,22 @@ class Leftovers:
         """Returns a placeholder for a part without text, e.g. "[image]", and counts it."""
         if isinstance(part, str):
             return part
+        if text := tool_named(part):
+            return text
         kind = str(part.get("type")) if isinstance(part, Mapping) else type_name(part)
-        if kind == "tool_reference" and isinstance(name := part.get("tool_name"), str):
-            return f"[tool: {name}]"  # the server puts the schema of the tool here
         name = _PLACEHOLDERS.get(kind, kind)
         self.skip(f"{name} in a message")
         return f"[{name}]"
 
     def plain(self, content: Any) -> Any:
-        """Replaces parts without text by placeholders; returns `content` unchanged if `drop` is false."""
-        if not self.drop or not isinstance(content, list):
+        """Replaces parts without text by placeholders; if `drop` is false, only references to tools."""
+        if not isinstance(content, list):
             return content
-        return [part if _is_text(part) else {"type": "text", "text": self.placeholder(part)} for part in content]
+        replaced = [not _is_text(part) and (self.drop or bool(tool_named(part))) for part in content]
+        return [
+            {"type": "text", "text": self.placeholder(part)} if without_text else part
+            for part, without_text in zip(content, replaced, strict=True)
+        ]
 
     def call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a call. If its arguments are not a JSON object, their text becomes `input`, and is counted."""
@@ -91,6 +95,15 @@ class Leftovers:
         """Returns the joined text of a content, "" for null. Raises RecordError if images are refused."""
         content = [content] if isinstance(content, Mapping) else content
         return "" if content is None else text_of_parts(self.plain(content), where, field)
+
+
+def tool_named(part: Any) -> str:
+    """Returns the text for a reference to a tool, whose schema the server puts there; "" for other parts."""
+    if not isinstance(part, Mapping) or part.get("type") not in ("tool_reference", "tool_addition"):
+        return ""
+    tool = held if isinstance(held := part.get("tool"), Mapping) else part
+    name = tool.get("tool_name", tool.get("name"))
+    return f"[tool: {name}]" if isinstance(name, str) else ""
 
 
 def _is_text(part: Any) -> bool:
