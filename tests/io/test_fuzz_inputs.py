@@ -116,7 +116,7 @@ def test_an_odd_reply_is_a_sample_or_an_error_of_one_line(server, data):
     content = cut(data, json.dumps(mutated(data, whole)).encode())
     status = data.draw(st.sampled_from([200, 200, 200, 400, 503]))
     server.script = lambda number, body: (status, {}, content)
-    config = ServerConfig(server.url, "tiny", endpoint=endpoint, logprobs=True, retries=0, request_timeout_s=30)
+    config = ServerConfig(server.url, "tiny", endpoint=endpoint, logprobs=True, retries=0)
     ((sample,),) = ServerPolicy(config).sample([Prefix("p")], 1, until=until, seed=0)
     assert sample.finish_reason in ("stop", "step", "length", "error")
     assert (sample.error is None) == (sample.finish_reason != "error")

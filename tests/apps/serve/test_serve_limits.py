@@ -103,7 +103,7 @@ def test_a_long_response_with_offsets_is_read_at_once(engine):  # noqa: F811
     n = 100_000
     sample = ScoredSample(None, "", [(2 * i, 2 * i + 1) for i in range(n)], [(i, i + 1) for i in range(2 * n)], None)
     begin = time.process_time()
-    assert sample.places("") == list(range(0, 2 * n, 2)) and time.process_time() - begin < 2
+    assert sample.places("") == list(range(0, 2 * n, 2)) and time.process_time() - begin < 5
 
 
 def test_offsets_that_go_back_are_refused_and_those_without_characters_pass(engine):  # noqa: F811
