@@ -166,19 +166,25 @@ def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, A
         )
         return
     inner = [key for key in _WITHIN if isinstance(item.get(key), list)]
-    if "attributes" in item or not inner:
-        attributes = item.get("attributes", item)
+    context = held if isinstance(held := item.get("context"), Mapping) else _columns(item, "context.")
+    ids = {name: held[name] for held in (context, item)
+           for name in ("traceId", "spanId", "trace_id", "span_id") if name in held}  # fmt: skip
+    columns = _columns(item, "attributes.")
+    if "attributes" in item or columns or not inner:
+        attributes = columns or item.get("attributes", item)
         if isinstance(attributes, list):  # OTLP's JSON
             attributes = _any_value({"kvlistValue": {"values": attributes}})
         if isinstance(attributes, Mapping):
-            yield item, dict(attributes)
-    context = held if isinstance(held := item.get("context"), Mapping) else {}
-    ids = {name: held[name] for held in (context, item)
-           for name in ("traceId", "spanId", "trace_id", "span_id") if name in held}  # fmt: skip
+            yield {**ids, **item}, dict(attributes)
     for key in inner:
         for attribute in item[key]:
             if isinstance(attribute, Mapping):
                 yield from _spans({**ids, **attribute}, where)
+
+
+def _columns(row: Mapping[str, Any], prefix: str) -> Record:
+    """Returns a row's columns below a prefix, e.g. of Phoenix's data frames."""
+    return {key[len(prefix) :]: value for key, value in row.items() if key.startswith(prefix) and value is not None}
 
 
 def _of_langfuse(observation: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Record]:
@@ -222,10 +228,29 @@ def _flat(attributes: Mapping[str, Any], prefix: str = "") -> Record:
 def _value(attributes: Mapping[str, Any], name: str, where: str) -> Any:
     """Returns an attribute, decoding JSON text or collecting the numbered attributes below its name."""
     if (value := attributes.get(name)) is not None:
-        return _json(value, name, where)
-    below = {key[len(name) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{name}.")}
+        return _nested(_json(value, name, where))
+    tree = _tree(_columns(attributes, f"{name}."))
+    value = _lists(tree)
+    said = isinstance(value, list) or any(key in value for key in ("text", "toolCalls", "reasoning", "object"))
+    return value if said and tree else None  # Vercel AI's response has an id and a model too
+
+
+_DOTTED = ("message.", "message_content.", "tool_call.", "tool.")
+
+
+def _nested(value: Any) -> Any:
+    """Nests the dotted names in lists of messages and tools, which Phoenix's data frames have."""
+    if isinstance(value, list):
+        return [_nested(inner) for inner in value]
+    if not isinstance(value, Mapping) or not any(key.startswith(_DOTTED) for key in value):
+        return value
+    return _tree({key: _nested(inner) for key, inner in value.items() if inner is not None})
+
+
+def _tree(flat: Mapping[str, Any]) -> Record:
+    """Nests values by their dotted names."""
     tree: Record = {}
-    for path, value in below.items():
+    for path, value in flat.items():
         *above, last = path.split(".")
         inner = tree
         for key in above:
@@ -234,9 +259,7 @@ def _value(attributes: Mapping[str, Any], name: str, where: str) -> Any:
                 break  # a name that is both a value and the beginning of others
         else:
             inner[last] = value
-    value = _lists(tree)
-    said = isinstance(value, list) or any(key in value for key in ("text", "toolCalls", "reasoning", "object"))
-    return value if said and tree else None  # Vercel AI's response has an id and a model too
+    return tree
 
 
 def _lists(tree: Any) -> Any:

@@ -101,6 +101,15 @@ TRACES = {
         "llm.output_messages.0.message.contents.0.message_content.text": "12."}},
     "OpenInference, nested": {"attributes": {"llm": {"input_messages": NESTED,
                                                      "output_messages": [{"message": ANSWER}]}}},
+    "OpenInference, columns of a data frame": {
+        "name": "ChatCompletion", "span_kind": "LLM", "parent_id": None, "events": [], "context.trace_id": "t",
+        "attributes.llm.tools": None,
+        "attributes.llm.input_messages": [
+            {"message.role": "user", "message.content": "A lamp?", "message.tool_calls": None},
+            {"message.role": "assistant", "message.content": None, "message.tool_calls": [
+                {"tool_call.id": "c", "tool_call.function.name": "price", "tool_call.function.arguments": ARGUMENTS}]},
+            {"message.role": "tool", "message.content": "12", "message.tool_call_id": "c"}],
+        "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "12."}]},
     "OpenLLMetry": {"attributes": flat("gen_ai.prompt", LLMETRY) | flat("gen_ai.completion", [ANSWER])},
     "Vercel AI": {"attributes": {"ai.prompt.messages": json.dumps(VERCEL), "ai.response.text": "12.",
                                  "ai.response.finishReason": "stop"}},
@@ -124,6 +133,12 @@ def test_every_convention_tells_the_same_conversation(name):
     assert messages == WANTED
 
 
+@pytest.mark.parametrize("place", ["context.trace_id", "context", "trace_id"])
+def test_a_record_names_its_trace(place):
+    (record,), _ = read({**TRACES["Vercel AI"], place: {"trace_id": "t"} if place == "context" else "t"})
+    assert record["trace_id"] == "t"
+
+
 def test_calls_of_an_answer_are_read():
     bare = {"toolCallId": "c", "toolName": "price", "input": ARGUMENTS}
     for name, output in {
@@ -141,6 +156,9 @@ def test_tools_of_every_convention_are_schemas():
     asked = {"llm.input_messages": [{"message": WANTED[0]}], "llm.output_messages": [{"message": ANSWER}]}
     (record,), _ = read({"attributes": asked | {"llm.tools.0.tool.json_schema": json.dumps(
         {"type": "function", "function": function})}})  # fmt: skip
+    assert record["tools"] == [{"type": "function", "function": function}]
+    row = [{"tool.json_schema": json.dumps({"type": "function", "function": function})}]
+    (record,), _ = read({"attributes": asked | {"llm.tools": row}})
     assert record["tools"] == [{"type": "function", "function": function}]
     vercel = {"ai.prompt.messages": [WANTED[0]], "ai.response.text": "12.", "ai.prompt.tools": [json.dumps(
         {"type": "function", "name": "price", "description": "A price.", "inputSchema": schema})]}  # fmt: skip
