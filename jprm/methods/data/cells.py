@@ -266,7 +266,11 @@ def _object(parts: Iterator[tuple[str, str]], depth: int) -> dict:
 # ---- Words of labels and verdicts.
 
 POSITIVE = frozenset(("+", "true", "correct", "right", "yes", "good", "positive", "valid", "pass", "passed", "y"))
-NEGATIVE = frozenset(("-", "false", "incorrect", "wrong", "no", "bad", "negative", "invalid", "fail", "failed", "n"))
+INVALID = "[invalid]"
+"""What lm-eval and OVM write for the answer, or outcome, of a sample that states none."""
+NEGATIVE = frozenset(
+    ("-", "false", "incorrect", "wrong", "no", "bad", "negative", "invalid", INVALID, "fail", "failed", "n")
+)
 NEUTRAL = frozenset(("neutral",))
 _SAID = (
     "a number, true, false, null, + or -, or one of correct, right, good, yes, positive, valid, pass and the opposites"

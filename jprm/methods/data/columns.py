@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from jprm.io.jsonl import shortened
-from jprm.methods.data.cells import OTHER_FILE, holds, label_of, literal, place_of, take, verdict_of
+from jprm.methods.data.cells import INVALID, OTHER_FILE, holds, label_of, literal, place_of, take, verdict_of
 from jprm.methods.data.reader import Record, others, until_error
 from jprm.methods.data.step_labels import parted
 from jprm.methods.messages.free_text import are_solutions, prompt_of, sample_of, tagged_steps
@@ -35,6 +35,7 @@ class ColumnOptions:
     labels: a list of numbers, booleans, nulls or words, e.g. `["correct", "wrong"]`; null if the chain has no labels.
         If `steps` holds several chains, one list per chain. A file with a column `labels` is refused unless this or
         `first_error` is given.
+    scores: a list with a stored score of each step, e.g. a PRM's; for samples and several chains, a list per chain.
     first_error: the number of the first wrong step; null, "N/A" and numbers below `first_step` mean that every step is
         right. Earlier steps get label 1, the wrong step 0, later steps no label. If every step is right, all get 1,
         unless `correct` is false: then no step gets a label. If `steps` holds several chains, one number per chain.
@@ -52,6 +53,7 @@ class ColumnOptions:
     nested: Literal["steps", "chains"] | None = None
     samples: str = ""
     labels: str = ""
+    scores: str = ""
     first_error: str = ""
     first_step: Literal[0, 1] | None = None
     answer: str = ""
@@ -74,12 +76,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "steps": (list, str),
     "samples": (list, str),
     "labels": (list, str, type(None)),
+    "scores": (list, str, type(None)),
     "first_error": (int, float, str, list, type(None)),
     "answer": (str, int, float, list, type(None)),
     "correct": (bool, int, float, str, list, type(None)),
     "predictions": (list, str),
 }
-_LISTED = ("steps", "samples", "labels", "correct", "predictions")
+_LISTED = ("steps", "samples", "labels", "scores", "correct", "predictions")
 """Fields that may hold a list written as Python text."""
 
 _MEANT = frozenset(
@@ -91,7 +94,7 @@ _MEANT = frozenset(
 
 def optional_columns(options: ColumnOptions) -> list[str]:
     """Returns the named columns that a record may lack, e.g. `labels`."""
-    return [path for path in (options.labels, options.first_error, options.correct) if path]
+    return [path for path in (options.labels, options.scores, options.first_error, options.correct) if path]
 
 
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
@@ -161,10 +164,13 @@ def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
 # ---- Chains.
 
 
+_OF_CHAIN = ("steps", "labels", "scores", "first_error", "correct")
+
+
 def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: str | None, where: str) -> list[Record]:
     """Splits an item into chains; returns the steps, labels, first error and outcome of each."""
     steps = fields["steps"]
-    values = {field: fields[field] for field in ("steps", "labels", "first_error", "correct") if field in fields}
+    values = {field: fields[field] for field in _OF_CHAIN if field in fields}
     if isinstance(steps, str) or not steps or not all(isinstance(step, list) for step in steps):
         return [values]
     for i, step in enumerate(steps):
@@ -202,10 +208,13 @@ def _are_steps(item: Mapping, values: Record, where: str, column: str) -> bool:
 
 
 def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: ColumnOptions, where: str) -> Record:
-    steps, labels = chain["steps"], chain.get("labels")
-    record = dict(problem)
+    entries = {field: chain[field] for field in ("labels", "scores") if chain.get(field) is not None}
+    steps, record = chain["steps"], dict(problem)
     if isinstance(steps, str) and tagged_steps(steps):
         record["problem"], steps = _tagged(steps, problem["problem"], where, columns["steps"])
+    if isinstance(steps, str) and (rows := _pieces(steps, *entries.values())):
+        steps, *listed = map(list, zip(*rows, strict=True))
+        entries = dict(zip(entries, listed, strict=True))
     if isinstance(steps, str):
         (record,) = [record_of(tree_of(record | {"response": steps}, where))]
     else:
@@ -213,8 +222,11 @@ def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: 
     count = len(record["steps"])
     if "correct" in chain:
         record["correct"] = verdict_of(chain["correct"], where, columns["correct"])
-    if labels is not None:
-        record["labels"] = _labels(labels, count, options, where)
+    if "labels" in entries:
+        record["labels"] = _labels(entries["labels"], count, options, where)
+    if "scores" in entries:
+        record["scores"] = _listed(entries["scores"], count, where, options.scores)
+    if entries:
         record["semantics"] = options.semantics
     if options.first_error:
         first = place_of(chain.get("first_error"), options.first_step or 0, count, where, options.first_error)
@@ -226,12 +238,29 @@ def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: 
 
 def _labels(labels: Any, count: int, options: ColumnOptions, where: str, column: str = "") -> list[float | None]:
     column = column or options.labels
-    if not isinstance(labels, list):
-        raise RecordError(where, column, f"is {type(labels).__name__}, not list", "Give one label per step.")
-    if len(labels) != count:
-        reason = f"has {len(labels)} entries for {count} steps"
-        raise RecordError(where, column, reason, "Give one label per step, null for none.")
+    labels = _listed(labels, count, where, column, ", null for none")
     return [label_of(label, options.semantics, where, f"{column}[{i}]") for i, label in enumerate(labels)]
+
+
+def _listed(values: Any, count: int, where: str, column: str, also: str = "") -> list:
+    """Checks that a list has an entry per step."""
+    if not isinstance(values, list):
+        raise RecordError(where, column, f"is {type(values).__name__}, not list", f"Give one entry per step{also}.")
+    if len(values) != count:
+        reason = f"has {len(values)} entries for {count} steps"
+        raise RecordError(where, column, reason, f"Give one entry per step{also}.")
+    return values
+
+
+def _pieces(text: Any, *lists: Any) -> list[tuple]:
+    """Returns (piece, entry of each list) for the pieces of a text between blank lines; [] unless the lists fit them.
+
+    Pieces without text are left out, with their entries.
+    """
+    pieces = text.split("\n\n") if isinstance(text, str) else []
+    if not lists or not all(isinstance(values, list) and len(values) == len(pieces) for values in lists):
+        return []
+    return [row for row in zip(map(str.strip, pieces), *lists, strict=True) if row[0]]
 
 
 def _steps(steps: Sequence[Any], where: str, column: str) -> list[str]:
@@ -264,6 +293,10 @@ def _text(value: Any, where: str, field: str) -> str:
 # ---- Pools.
 
 
+_OF_SAMPLE = {"correct": "correct", "predictions": "answer", "labels": "labels", "scores": "scores"}
+"""Fields that list a value for each sample, and its key in a sample."""
+
+
 def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: ColumnOptions, where: str) -> Record:
     """Builds a pool; spreads the lists `correct`, `predictions` and `labels` over its samples."""
     column, values = columns["samples"], fields["samples"]
@@ -272,7 +305,7 @@ def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: 
     if column == "resps" and len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list per request
         values = values[0]
     samples = [_sample(value, where, f"{column}[{i}]") for i, value in enumerate(values)]
-    for field, key in (("correct", "correct"), ("predictions", "answer"), ("labels", "labels")):
+    for field, key in _OF_SAMPLE.items():
         listed = fields.get(field)
         if listed is None:
             continue
@@ -284,7 +317,7 @@ def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: 
         for i, (sample, value) in enumerate(zip(samples, listed, strict=True)):
             sample |= _of_sample(key, value, sample, options, where, f"{columns[field]}[{i}]")
     pool = problem | {"samples": samples}
-    if options.labels:
+    if options.labels or options.scores:
         pool["semantics"] = options.semantics
     return without_empty(pool, options.empty_samples)
 
@@ -303,13 +336,20 @@ def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, whe
     if key == "answer":
         if isinstance(value, bool) or not isinstance(value, str | int | float | None):
             raise RecordError(where, field, f"is {type(value).__name__}, not text or a number", "Give each its answer.")
-        return {key: value}
-    if value is not None and not isinstance(value, list):
+        return {key: None if value == INVALID else value}
+    if value is None:
+        return {}
+    if "segmentation" in sample and (rows := _pieces(sample.get("response"), value)):
+        steps, value = map(list, zip(*rows, strict=True))
+        sample |= {"steps": steps, "segmentation": "paragraphs"}
+    if key == "scores":
+        return {key: _listed(value, len(sample["steps"]), where, field)}
+    if not isinstance(value, list):
         remedy = "A sample's labels are a list of one for each step. If it says whether the sample is right, give "
         raise RecordError(
             where, field, f"is {type(value).__name__}, not list", f"{remedy}--set correct={options.labels}."
         )
-    return {} if value is None else {key: _labels(value, len(sample["steps"]), options, where, field)}
+    return {key: _labels(value, len(sample["steps"]), options, where, field)}
 
 
 def without_empty(pool: Record, choice: str) -> Record:
@@ -322,7 +362,7 @@ def without_empty(pool: Record, choice: str) -> Record:
 
 
 _LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "completions": {"problem": ("problem", "prompt"), "answer": ("answer",)},  # huggingface/search-and-learn
+    "completions": {"problem": ("problem", "prompt"), "answer": ("answer",), "scores": ("scores",)},  # search-and-learn
     "responses": {"problem": ("problem", "prompt", "question"), "answer": ("answer",)},  # its_hub
     "resps": {  # EleutherAI/lm-evaluation-harness, --log_samples
         "problem": (
@@ -355,7 +395,15 @@ def parse_layout(
             field: next((path for path in paths if _has(item, path)), "") for field, paths in fields.items()
         }
         if isinstance(item.get(samples), list) and named["problem"]:
-            options = ColumnOptions(samples=samples, empty_samples=empty_samples, **named)
+            scores = item.get("scores") if "scores" in fields else None
+            if (
+                not isinstance(scores, list)
+                or len(scores) != len(item[samples])
+                or not all(map(_pieces, item[samples], scores))
+            ):
+                named.pop("scores", None)  # not of the steps: they are kept like other columns
+            semantics: Any = "value" if "scores" in named else "correctness"
+            options = ColumnOptions(samples=samples, semantics=semantics, empty_samples=empty_samples, **named)
             return map(_with_last_answer, parse_columns(item, where, options))
     return None
 

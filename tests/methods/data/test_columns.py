@@ -188,10 +188,43 @@ def test_pools_of_other_projects_are_read(tmp_path, name):
     (pool,) = read(written(tmp_path, LAYOUTS[name]), "pools")
     assert (pool["problem"], pool["answer"]) == ("p", "4")
     assert texts_of(pool)[0] == ["2 + 2 = 4.", "The answer is 4."]
+    if name == "search-and-learn":
+        assert [sample["scores"] for sample in pool["samples"]] == [[0.1, 0.2], [0.3, 0.4]] and pool[
+            "semantics"
+        ] == "value"
     if name in ("Qwen2.5-Math", "RLHFlow"):
         assert [sample["correct"] for sample in pool["samples"]] == [True, False]
     if name == "Qwen2.5-Math":
         assert [sample["answer"] for sample in pool["samples"]] == ["4", "5"] and pool["pred_score"] == [3.5, 1.0]
+
+
+MARKED = "Intro:\n\nStep 1: a\n\n```\nx\n\ny\n```\nStep 2: b"
+
+
+@pytest.mark.parametrize("option", ["scores", "labels"])
+def test_entries_for_the_pieces_between_blank_lines_make_them_steps(tmp_path, option):
+    pieces, entries = MARKED.split("\n\n"), [1, 1, 0, 1]
+    (chain,) = columns(tmp_path, {"q": "p", "s": MARKED, "x": entries}, **{option: "x"})
+    (pool,) = columns(
+        tmp_path, {"q": "p", "s": [MARKED], "x": [entries]}, samples="s", semantics="value", **{option: "x"}
+    )
+    (sample,) = pool["samples"]
+    assert (chain["steps"], chain[option]) == (sample["steps"], sample[option]) == (pieces, entries)
+    assert (pool["semantics"], sample["segmentation"]) == ("value", "paragraphs")
+    blank = {"q": "p", "s": MARKED + "\n\n\n\nEnd", "x": [*entries, 0.5, 1]}
+    assert columns(tmp_path, blank, **{option: "x"})[0]["steps"] == [*pieces, "End"]
+    both = columns(tmp_path, blank | {"s": [blank["s"]], "x": [blank["x"]]}, samples="s", scores="x", labels="x")[0]
+    assert both["samples"][0]["scores"] == both["samples"][0]["labels"] == [*entries, 1]
+    rule = columns(tmp_path, {"q": "p", "s": MARKED, "x": [1, 0, 1]}, **{option: "x"})  # three by the rule of texts
+    assert rule[0][option] == [1, 0, 1] and rule[0]["segmentation"] == "markers"
+    refused(RecordError, "x: has 5 entries", columns, tmp_path, {"q": "p", "s": MARKED, "x": [1] * 5}, **{option: "x"})
+
+
+@pytest.mark.parametrize("scores", [None, 0.5, [[0.5] * 4], [[0.5] * 2, [0.5] * 3], [0.5, 0.5], [["a"], 1]])
+def test_scores_that_are_not_of_the_steps_stay_as_they_are(tmp_path, scores):
+    item = {"problem": "p", "completions": SOLUTIONS, "scores": scores}
+    (pool,) = read(written(tmp_path, item), "pools")
+    assert len(pool["samples"]) == 2 and pool["columns"] == {"scores": scores}
 
 
 def test_columns_of_samples_have_one_entry_each(tmp_path):
@@ -204,6 +237,15 @@ def test_columns_of_samples_have_one_entry_each(tmp_path):
     empty = item | {"r": ["", *SOLUTIONS]}
     refused(RecordError, r"samples\[0\].steps: is empty", columns, tmp_path, empty, samples="r")
     assert columns(tmp_path, empty, samples="r", empty_samples="drop")[0]["empty_samples"] == 1
+
+
+def test_a_sample_without_an_answer_is_incorrect_and_does_not_vote(tmp_path):
+    item = {
+        "q": "p",
+        "r": [{"t": "2 + 2 = 4.", "a": "4", "ok": True}, {"t": "Hm.", "a": "[invalid]", "ok": "[invalid]"}],
+    }
+    (pool,) = columns(tmp_path, item, samples="r.t", predictions="r.a", correct="r.ok")
+    assert [(sample["answer"], sample["correct"]) for sample in pool["samples"]] == [("4", True), (None, False)]
 
 
 # ---- Other projects' files.
