@@ -27,16 +27,30 @@ Line = Mapping[str, Any]
 def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
     """Yields the trajectories in a session, or in `claude -p --output-format stream-json`.
 
-    Lines with the same `message.id` are one turn. A command that the user queued during the agent's work is a user
-    message. A subagent's own file is also read as a trajectory.
+    A file of `stream-json` may hold several sessions, one after another. Lines with the same `message.id` are one turn.
+    A command that the user queued during the agent's work is a user message. A subagent's own file is also read as a
+    trajectory.
     """
     left = Leftovers(options)
-    lines = _session_lines(events, left)
-    names = (line.get(key) for _, line in reversed(lines) for key in ("sessionId", "session_id"))
-    session = next(filter(None, names), None)
-    parts = [_conversation(part, left) for part in _Tree(lines).parts(left)]
-    yield from trajectories(parts, {"session": session} if session else {}, where, left, _CONTEXT)
+    sessions = _sessions(_session_lines(events, left))
+    parts = [[_conversation(part, left) for part in _Tree(lines).parts(left)] for lines in sessions]
+    turns = [any(part.has_turn for part in session) for session in parts]
+    for lines, session, turn in zip(sessions, parts, turns, strict=True):
+        names = (line.get(key) for _, line in reversed(lines) for key in ("sessionId", "session_id"))
+        about = {"session": name} if (name := next(filter(None, names), None)) else {}
+        if turn or not any(turns):
+            yield from trajectories(session, about, where, left, _CONTEXT)
     yield from left
+
+
+def _sessions(lines: Sequence[tuple[str, Line]]) -> list[list[tuple[str, Line]]]:
+    """Splits a file of `stream-json`, whose lines have a `session_id`, by session. Other files hold one session."""
+    key = next(filter(None, (line.get("session_id") for _, line in lines)), None)
+    sessions: dict[Any, list[tuple[str, Line]]] = {key: []}
+    for place, line in lines:
+        key = line.get("session_id") or key
+        sessions.setdefault(key, []).append((place, line))
+    return list(sessions.values())
 
 
 _CONTEXT = re.compile(

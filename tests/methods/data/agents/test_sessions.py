@@ -210,6 +210,18 @@ def test_lines_that_are_no_message_are_counted_by_name_in_the_report(tmp_path):
         read("claude_code", lines, tmp_path, images="error")
 
 
+def test_sessions_of_a_stream_are_separate(tmp_path):
+    """A loop of `claude -p` may append the streams of all its runs to one file."""
+    runs = [{**agent(f"a{i}", None, f"m{i}", f"Done {i}."), "session_id": f"s{i}"} for i in (1, 2, 3)]
+    runs[1]["isApiErrorMessage"] = True
+    for line in runs:
+        del line["parentUuid"]
+    records, left = read("claude_code", [{"type": "system", "subtype": "init", "session_id": "s1"}, *runs], tmp_path)
+    assert [(record["session"], told(record)) for record in records] == [
+        ("s1", ["assistant: Done 1."]), ("s3", ["assistant: Done 3."])]  # fmt: skip
+    assert left == {"line of type 'system', init": 1, "error message of the program": 1}
+
+
 def test_a_session_without_a_turn_is_dropped_and_counted(tmp_path):
     """E.g. each request failed. Real folders hold many of them, beside whole sessions."""
     failed = agent("a1", "u1", "m1", "Please log in.", isApiErrorMessage=True)
