@@ -32,14 +32,12 @@ def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptio
     trajectory.
     """
     left = Leftovers(options)
-    sessions = _sessions(_session_lines(events, left))
-    parts = [[_conversation(part, left) for part in _Tree(lines).parts(left)] for lines in sessions]
-    turns = [any(part.has_turn for part in session) for session in parts]
-    for lines, session, turn in zip(sessions, parts, turns, strict=True):
+    sessions = []
+    for lines in _sessions(_session_lines(events, left)):
         names = (line.get(key) for _, line in reversed(lines) for key in ("sessionId", "session_id"))
         about = {"session": name} if (name := next(filter(None, names), None)) else {}
-        if turn or not any(turns):
-            yield from trajectories(session, about, where, left, _CONTEXT)
+        sessions.append(([_conversation(part, left) for part in _Tree(lines).parts(left)], about))
+    yield from trajectories(sessions, where, left, _CONTEXT)
     yield from left
 
 

@@ -22,17 +22,23 @@ from jprm.methods.messages.messages import call_of
 def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
     """Yields the trajectories in a Codex rollout, or in `codex exec --json` (which lacks the prompt).
 
-    All model output between two inputs is one turn. Developer messages and session instructions become system messages;
-    messages from other agents become user messages.
+    A file of `codex exec --json` may hold several sessions, one after another. All model output between two inputs is
+    one turn. Developer messages and session instructions become system messages; messages from other agents become user
+    messages.
     """
     left = Leftovers(options)
-    rollout = _Rollout(left)
+    rollouts = [_Rollout(left)]
     for place, value in events:
-        line = object_of(value, place, "line", "Is this file of Codex?")
+        line, rollout = object_of(value, place, "line", "Is this file of Codex?"), rollouts[-1]
         kind, payload = line.get("type"), line.get("payload", line)
         payload = payload if isinstance(payload, Mapping) else {}
         if kind == "session_meta" or (kind is None and "instructions" in line):
             rollout.begin(payload)
+        elif kind == "thread.started" and (thread := line.get("thread_id")):
+            if thread != rollout.about.setdefault("session", thread):
+                rollouts.append(_Rollout(left, session=thread))
+        elif kind == "turn.started":
+            rollout.prompts += 1
         elif kind == "compacted":
             rollout.compact(payload, place)
         elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
@@ -44,7 +50,7 @@ def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) ->
         else:
             inner = payload.get("type") if kind == "event_msg" else None
             left.skip(f"line of type {kind!r}" + (f", {inner}" if inner else "") if kind else "line without a type")
-    yield from trajectories(rollout.parts, rollout.about, where, left, _CONTEXT)
+    yield from trajectories([(rollout.parts, rollout.about) for rollout in rollouts], where, left, _CONTEXT)
     yield from left
 
 
@@ -63,9 +69,10 @@ _CONTEXT = re.compile(
 class _Rollout:
     """Collects each part's conversation and the start of each user turn."""
 
-    def __init__(self, left: Leftovers) -> None:
+    def __init__(self, left: Leftovers, **about: Any) -> None:
         self.left = left
-        self.about: Record = {}
+        self.about: Record = about
+        self.prompts = 0  # of `codex exec --json`, which does not show them
         self.parts = [Conversation(left=left)]
         self.instructions: list[str] = []  # of the session and the developer, which every request repeats
         self.turns: list[tuple[int, int]] = []  # (part, messages before it) of each of the user's turns
@@ -135,7 +142,7 @@ class _Rollout:
     def executed(self, value: Any, where: str) -> None:
         """Adds a finished item of `codex exec --json`; a call item also holds its result."""
         item, conversation = object_of(value, where, "item", "Is this file of Codex?"), self.parts[-1]
-        kind, key = str(item.get("type", item.get("item_type"))), conversation.inputs
+        kind, key = str(item.get("type", item.get("item_type"))), (self.prompts, conversation.inputs)
         if kind in ("agent_message", "assistant_message", "reasoning"):
             text = self.left.text(item.get("text"), where, "item.text")
             said, thought = ("", text) if kind == "reasoning" else (text, "")

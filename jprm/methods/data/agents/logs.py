@@ -159,31 +159,35 @@ def trajectory_of(record: Record, where: str) -> Record:
 
 
 def trajectories(
-    parts: Sequence[Conversation], about: Record, where: str, left: Leftovers, context: re.Pattern[str]
+    sessions: Sequence[tuple[Sequence[Conversation], Record]], where: str, left: Leftovers, context: re.Pattern[str]
 ) -> Iterator[Record]:
-    """Yields a trajectory for each part with an agent turn. Drops a session without one, e.g. if each request failed.
+    """Yields a trajectory for each part with an agent turn.
 
-    Raises RecordError if no line holds a message.
+    Drops a file without one, e.g. if each request failed. Raises RecordError if no line holds a message.
 
     The problem, which groups the runs of a task, is the session's first user message, without the text at its beginning
     that matches `context`: the program writes such text in the user's name, e.g. about the folder and the shell.
+
+    sessions: (parts between compactions, fields of the records) of each session in the file.
     """
-    texts = [m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"].strip()]
-    first = next(filter(None, (user_text(text, context) for text in texts)), texts[0] if texts else None)
-    written = [part for part in parts if part.has_turn]
-    if texts and not written:
-        raise Dropped("the agent has no turn in the session")
-    if not written:
+    parts = [part for parts, _ in sessions for part in parts]
+    if not any(part.has_turn for part in parts):
+        if any(message["role"] == "user" for part in parts for message in part.messages):
+            raise Dropped("the agent has no turn in the session")
         skipped = ", ".join(part.what for part in left)
         reason = "no line holds a message" + (f" (skipped: {skipped})" if skipped else "")
         raise RecordError(where, "line", reason, "Is this file of the named program?")
-    for part in parts:
-        if part.messages and not part.has_turn:
-            left.skip("messages after a compaction, without a turn")
-    for i, part in enumerate(written):
-        number = {"part": i} if len(written) > 1 else {}
-        problem = {"problem": first} if first else {}
-        yield trajectory_of({**problem, **about, **number, "messages": part.messages}, where)
+    for parts, about in sessions:
+        texts = [m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"].strip()]
+        first = next(filter(None, (user_text(text, context) for text in texts)), texts[0] if texts else None)
+        written = [part for part in parts if part.has_turn]
+        for part in parts:
+            if part.messages and not part.has_turn:
+                left.skip("messages without a turn after them, e.g. of a last compaction")
+        for i, part in enumerate(written):
+            number = {"part": i} if len(written) > 1 else {}
+            problem = {"problem": first} if first else {}
+            yield trajectory_of({**problem, **about, **number, "messages": part.messages}, where)
 
 
 def user_text(text: str, context: re.Pattern[str]) -> str:

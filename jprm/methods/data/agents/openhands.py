@@ -55,9 +55,10 @@ def _trajectories(
         context.append((event, place, f"events[{i}]"))
         tools = _add(*context[-1], parts[-1]) or tools
     if len(parts) > 1 and parts[-1].turns == turns:
-        left.skip("messages after a compaction, without a turn")
+        left.skip("messages without a turn after them, e.g. of a last compaction")
         parts.pop()
-    yield from trajectories(parts, {**about, **({"tools": tools} if tools else {})}, where, left, re.compile(""))
+    about = {**about, **({"tools": tools} if tools else {})}
+    yield from trajectories([(parts, about)], where, left, re.compile(""))
 
 
 _Placed = tuple[Mapping[str, Any], str, str]

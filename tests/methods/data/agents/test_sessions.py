@@ -234,7 +234,7 @@ def test_a_session_without_a_turn_is_dropped_and_counted(tmp_path):
 
 def test_a_compaction_without_a_turn_after_it_is_counted(tmp_path):
     (record,), left = read("claude_code", [*START, boundary("cb", "a1"), SUMMARY], tmp_path)
-    assert told(record) == FIXED and left == {"messages after a compaction, without a turn": 1}
+    assert told(record) == FIXED and left == {"messages without a turn after them, e.g. of a last compaction": 1}
 
 
 def test_commands_that_were_queued_on_an_undone_branch_are_counted(tmp_path):
@@ -380,6 +380,15 @@ def test_the_problem_lacks_text_that_the_editor_puts_before_it(name, before, tmp
              "claude_code": [user("u1", None, text), agent("a1", "u1", "m1", "Done.")]}[name]  # fmt: skip
     (record,), _ = read(name, lines, tmp_path)
     assert record["problem"] == "Fix." and f"user: {text}" in told(record)
+
+
+def test_threads_of_codex_exec_are_separate(tmp_path):
+    done = {"type": "item.completed", "item": {"id": "i", "type": "agent_message", "text": "Done."}}
+    started = [{"type": "thread.started", "thread_id": thread} for thread in ("t1", "t1", "t2")]
+    lines = [line for thread in started for line in (thread, {"type": "turn.started"}, done)]
+    records, _ = read("codex", lines, tmp_path)
+    assert [(record["session"], told(record)) for record in records] == [
+        ("t1", ["assistant: Done."] * 2), ("t2", ["assistant: Done."])]  # fmt: skip
 
 
 def test_a_forked_rollout_keeps_its_own_session(tmp_path):
