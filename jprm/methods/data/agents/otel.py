@@ -154,13 +154,16 @@ def _of_call(
 
 # ----------------------------------------------------------------------------------------------- spans and their values
 
-_WITHIN = ("resourceSpans", "scopeSpans", "spans", "resourceLogs", "scopeLogs", "logRecords", "events", "span_events")
-"""Nested lists of OTLP JSON, from the outermost to the innermost."""
+_WITHIN = ("resourceSpans", "resource_spans", "batches", "scopeSpans", "scope_spans", "instrumentationLibrarySpans",
+           "spans", "resourceLogs", "resource_logs", "scopeLogs", "scope_logs", "logRecords", "log_records", "events",
+           "span_events")  # fmt: skip
+"""Nested lists of OTLP JSON, from the outermost to the innermost; protobuf's own names and Tempo's are read too."""
 
 
 def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], Record]]:
     """Yields each span and event of an item with its attributes by name."""
-    if isinstance(observations := item.get("observations"), list):
+    observations = [item] if item.get("type") == "GENERATION" and "output" in item else item.get("observations")
+    if isinstance(observations, list):
         yield from (
             _of_langfuse(observation, where) for observation in observations if isinstance(observation, Mapping)
         )
@@ -195,7 +198,8 @@ def _of_langfuse(observation: Mapping[str, Any], where: str) -> tuple[Mapping[st
     if observation.get("type") == "GENERATION":
         for name in ("input", "output"):
             attributes[f"langfuse.observation.{name}"] = observation.get(name)
-    return {"traceId": observation.get("traceId"), "spanId": observation.get("id")}, attributes
+    trace = observation.get("traceId", observation.get("trace_id"))
+    return {"traceId": trace, "spanId": observation.get("id")}, attributes
 
 
 def _any_value(value: Any) -> Any:
@@ -203,6 +207,7 @@ def _any_value(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     kind, held = next(iter(value.items()), ("", None))
+    kind = kind.replace("_value", "Value")
     values = held.get("values") if isinstance(held, Mapping) else None
     values = values if isinstance(values, list) else []
     if kind == "kvlistValue":

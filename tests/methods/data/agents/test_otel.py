@@ -116,6 +116,13 @@ TRACES = {
     "Langfuse, a chat": {"trace": {}, "observations": [
         {"type": "SPAN", "input": "x", "output": "y"},
         {"type": "GENERATION", "input": {"messages": CHAT}, "output": {"choices": [{"message": ANSWER}]}}]},
+    "Langfuse, an observation a line": {
+        "type": "GENERATION", "trace_id": "t", "input": json.dumps(CHAT), "output": "12."},
+    "OpenTelemetry, protobuf's names": {"resource_spans": [{"scope_spans": [{"spans": [{"attributes": [
+        {"key": "gen_ai.input.messages", "value": {"string_value": json.dumps(PARTS)}},
+        {"key": "gen_ai.output.messages", "value": {"array_value": {"values": [{"kvlist_value": {"values": [
+            {"key": "role", "value": {"string_value": "assistant"}},
+            {"key": "content", "value": {"string_value": "12."}}]}}]}}}]}]}]}]},
     "Langfuse, texts of JSON": {"observations": [{"type": "GENERATION", "input": json.dumps(CHAT), "output": "12."}]},
     "Langfuse, items of the Responses API": {"observations": [
         {"type": "GENERATION", "input": ITEMS, "output": {"output": [
