@@ -95,6 +95,18 @@ def few_programs():
         jax.clear_caches()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def patient():
+    """Answers and equations are compared for a minute by default, not for five seconds of a clock, after which a busy
+    machine takes equal ones for unequal."""
+    if importlib.util.find_spec("jprm.methods"):  # absent from a tree of the core alone
+        from jprm.methods.answers import equivalent
+        from jprm.methods.verify.arithmetic import check_arithmetic
+
+        for function in (equivalent, check_arithmetic):
+            function.__kwdefaults__["limit_s"] = 60.0
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of published data: JPRM_DATA, or ../shared/data beside the repository. Skips where it is absent."""
