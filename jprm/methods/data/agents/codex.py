@@ -186,6 +186,6 @@ CODEX = Reader(
     parse_codex,
     SessionOptions,
     drops="event_msg and turn_context lines, turns that were rolled back, encrypted thoughts and times; the tools'"
-    " schemas are not in the file",
+    " schemas and the results of the server's searches are not in the file",
     whole=True,
 )

@@ -158,6 +158,16 @@ def trajectory_of(record: Record, where: str) -> Record:
     return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
 
 
+def run_of(record: Record, where: str) -> Record:
+    """Returns `trajectory_of` a run. Drops a run in which the agent has no turn, e.g. if its first request failed."""
+    if record["messages"] and all(message.get("role") in ("system", "user") for message in record["messages"]):
+        raise Dropped(_NO_TURN)
+    return trajectory_of(record, where)
+
+
+_NO_TURN = "the agent has no turn"
+
+
 def trajectories(
     sessions: Sequence[tuple[Sequence[Conversation], Record]], where: str, left: Leftovers, context: re.Pattern[str]
 ) -> Iterator[Record]:
@@ -173,7 +183,7 @@ def trajectories(
     parts = [part for parts, _ in sessions for part in parts]
     if not any(part.has_turn for part in parts):
         if any(message["role"] == "user" for part in parts for message in part.messages):
-            raise Dropped("the agent has no turn in the session")
+            raise Dropped(_NO_TURN)
         skipped = ", ".join(part.what for part in left)
         reason = "no line holds a message" + (f" (skipped: {skipped})" if skipped else "")
         raise RecordError(where, "line", reason, "Is this file of the named program?")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
-from jprm.methods.data.agents.logs import kept, trajectory_of
+from jprm.methods.data.agents.logs import kept, run_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import LeftOut, Reader, Record, take
 
@@ -34,7 +34,7 @@ def parse_swe_agent(item: Any, where: str, options: SessionOptions) -> Iterator[
     info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
     about = {key: info[key] for key in ("exit_status", "submission") if key in info}
     about |= {"environment": item["environment"]} if "environment" in item else {}
-    yield trajectory_of({**kept(item, where), **about, "messages": messages}, where)
+    yield run_of({**kept(item, where), **about, "messages": messages}, where)
     yield from left
 
 
@@ -57,7 +57,7 @@ def parse_mini_swe_agent(item: Any, where: str, options: SessionOptions) -> Iter
     info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
     about = {key: info[key] for key in ("exit_status", "submission") if key in info}
     about |= {"instance_id": item["instance_id"]} if "instance_id" in item else {}
-    yield trajectory_of({**kept(item, where), **about, "messages": messages}, where)
+    yield run_of({**kept(item, where), **about, "messages": messages}, where)
     yield from left
 
 

@@ -229,7 +229,14 @@ def test_a_session_without_a_turn_is_dropped_and_counted(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     console = rich.console.Console(file=io.StringIO())
     report = prepare("claude_code", sorted(tmp_path.glob("*.jsonl")), tmp_path / "out", console=console)
-    assert (report.read, report.kept) == (3, 1) and report.dropped == {"the agent has no turn in the session": 2}
+    assert (report.read, report.kept) == (3, 1) and report.dropped == {"the agent has no turn": 2}
+
+
+@pytest.mark.parametrize(("name", "field"), [("swe_agent", "history"), ("mini_swe_agent", "messages")])
+def test_a_run_without_a_turn_is_dropped(name, field, tmp_path):
+    path, dropped = tmp_path / "run.traj", []
+    path.write_text(json.dumps({field: [{"role": "system", "content": "Fix."}, {"role": "user", "content": "a.py"}]}))
+    assert not list(find(name).read(path, on_drop=dropped.append)) and dropped == ["the agent has no turn"]
 
 
 def test_a_compaction_without_a_turn_after_it_is_counted(tmp_path):
