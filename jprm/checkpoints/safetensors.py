@@ -106,8 +106,8 @@ def _files(path: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
 
 def _pickle(file: pathlib.Path) -> ValueError:
     return ValueError(
-        f"{file}: is a pickle, which runs any code that is in it when it is read. Convert it where it may do so, with"
-        " transformers: AutoModel.from_pretrained(FOLDER).save_pretrained(NEW) writes safetensors"
+        f"{file}: is a pickle, which runs any code in it when read. Convert it: transformers' CLASS.from_pretrained"
+        "(FOLDER).save_pretrained(NEW), with the CLASS in config.json's `architectures` (AutoModel would lose its head)"
     )
 
 

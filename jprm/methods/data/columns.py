@@ -7,6 +7,7 @@ record, e.g. ids, which then reach the scored files.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -269,6 +270,9 @@ def _steps(steps: Sequence[Any], where: str, column: str) -> list[str]:
     if are_solutions(texts):
         remedy = f"They are samples: give --set samples={column}, and no steps."
         raise RecordError(where, column, f"holds {len(texts)} whole solutions, not the steps of one", remedy)
+    if len(texts) > 2 and all(a.strip() and b.startswith(a) and a != b for a, b in itertools.pairwise(texts)):
+        remedy = "Cut the one before off each, so that it is a step."
+        raise RecordError(where, column, "holds prefixes of one solution: each begins with the one before", remedy)
     return [" ".join(pieces) if (pieces := tagged_steps(text)) else text for text in texts]
 
 

@@ -96,6 +96,14 @@ def test_objects_with_lists_of_steps_are_chains(tmp_path):
     assert [record["steps"] for record in records] == [["a"], ["b", "c"]]
 
 
+def test_prefixes_of_one_solution_are_no_steps(tmp_path):
+    refused(
+        RecordError, "s: holds prefixes", columns, tmp_path, {"q": "p", "s": ["2 + 2", "2 + 2 = 4", "2 + 2 = 4. So 4."]}
+    )
+    for steps in (["2", "2 + 2 = 4"], ["a", "a", "a"], ["a", "ab", "ac"]):
+        assert columns(tmp_path, {"q": "p", "s": steps})[0]["steps"] == steps
+
+
 def test_lists_that_may_be_steps_or_chains_need_a_word(tmp_path):
     refused(RecordError, "s: holds 3 lists.*nested=steps or nested=chains", columns, tmp_path, {"q": "p", "s": NESTED})
 

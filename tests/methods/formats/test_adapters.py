@@ -318,6 +318,19 @@ def test_no_record_does_more_than_be_refused(tmp_path, changes):
         assert str(error).startswith(f"{tmp_path / 'adapter.json'}: ")
 
 
+def test_a_family_that_jprm_does_not_read_is_named(tmp_path, monkeypatch):
+    from safetensors.numpy import save_file
+
+    monkeypatch.setattr(publications, "load_tokenizer", lambda folder: None)
+    save_file({"v_head.weight": np.zeros((1, 2), np.float32)}, tmp_path / "model.safetensors")
+    for family, architecture, said in (
+        ("internlm2", "InternLM2ForRewardModel", "model_type 'internlm2' is not supported"),
+        ("llama", "LlamaForRewardModel", "LlamaForRewardModel with these tensors is no PRM.*--adapter NAME"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "architectures": [architecture]}))
+        refused(ValueError, said, publications.recognise, tmp_path)
+
+
 @pytest.mark.parametrize("labels", [["O", "B-PER"], ["right", "wrong"], ["O", "B-PER", "I-PER"], ["wrong"]])
 def test_a_token_classifier_of_other_labels_is_no_prm(tmp_path, labels):
     folder, _ = make(tmp_path, CASES["trl"])

@@ -14,6 +14,7 @@ from jprm.experiment import PEFT, kind_of
 from jprm.experiment import PUBLISHED as CONFIG
 from jprm.io.jsonl import DAMAGED
 from jprm.io.storage import is_remote, named_in, path_of
+from jprm.methods.formats import families
 from jprm.methods.formats.adapters.record import FILE, Adapter
 from jprm.options import find_part, values_of
 from jprm.tokenizer import load_tokenizer
@@ -392,6 +393,8 @@ def recognise(folder: pathlib.Path) -> Adapter:
         and lora == signs.lora
     )  # fmt: skip
     if not (name := next(matching, "")):
+        if not lora:
+            families.find(families.text_fields(folder / CONFIG))  # raises for a family that no adapter can read
         raise ValueError(
             f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is"
             f" read: --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {FILE} in the folder"
