@@ -1,6 +1,6 @@
 """Claims of the literature without a figure elsewhere, measured in the quickstart's world.
 
-    python -m experiments.studies.claims --out runs/claims --seeds 0   # continues; 50 minutes a seed on a busy core
+    python -m experiments.studies.claims --out runs/claims --seeds 0   # continues; 20 minutes a seed on an idle core
     python -m experiments.studies.claims --out runs/claims --show      # the tables of claims.md
     python -m experiments.studies.claims --quickstart runs/quickstart  # reward models of today's quickstart, paired
 
@@ -55,7 +55,7 @@ from jprm.methods.search.particles import Particles
 from jprm.methods.search.refine import Refine
 from jprm.score.scale import RULES
 from jprm.score.scorer import PRM
-from jprm.statistics import auroc, difference, mean_differences
+from jprm.statistics import Draws, auroc, difference, mean_differences, mean_of_runs
 from jprm.train import train
 from jprm.tree import read_records, tree_of, with_scores
 
@@ -188,7 +188,7 @@ def labels_by_n(world: World) -> list[Row]:
     pools = {name: world.scored(name, SIZES[-1]) for name in names}
     at_n = np.minimum(SIZES, pools["formal"].size_P.min()) - 1  # a sample without steps is left out
     rule = {name: world.model(name).rule for name in names}
-    weights = [np.ones(pools["formal"].correct_PN.shape), *(pools[name].vote_weights(rule[name]) for name in names)]
+    weights = [np.ones(pools["formal"].correct_PN.shape), *(pools[name].weight[rule[name]] for name in names)]
     voted_PnK = votes(pools["formal"], np.stack(weights, -1), world.seed)[:, at_n]
     curves = {"majority vote": voted_PnK[..., 0]}
     for k, name in enumerate(names, start=1):
@@ -210,7 +210,7 @@ def labels_by_n(world: World) -> list[Row]:
 def rules(world: World) -> list[Row]:
     pools = world.scored("formal", CHOSEN)
     best = {rule: curve_Pn[:, -1] for rule, curve_Pn in chosen_curves(pools).items()}
-    weights = [np.ones(pools.correct_PN.shape), *(pools.vote_weights(rule) for rule in RULES)]
+    weights = [np.ones(pools.correct_PN.shape), *(pools.weight[rule] for rule in RULES)]
     majority_P, *voted = votes(pools, np.stack(weights, -1), world.seed)[:, -1].T
     return [
         {
@@ -264,7 +264,7 @@ def rlvr(world: World) -> list[Row]:
     after = scored(prm, list(read_records(pools)))
     for name, of_policy in (("before RLVR", world.scored("formal", CHOSEN)), ("after RLVR", after)):
         best_Pn = chosen_curves(of_policy)[prm.rule]
-        weights = np.stack([np.ones(of_policy.correct_PN.shape), of_policy.vote_weights(prm.rule)], -1)
+        weights = np.stack([np.ones(of_policy.correct_PN.shape), of_policy.weight[prm.rule]], -1)
         majority_P, vote_P = votes(of_policy, weights, world.seed)[:, -1].T
         uses[name] = {"one sample": best_Pn[:, 0], "majority of 64": majority_P, "best of 64": best_Pn[:, -1],
                       "weighted vote": vote_P}  # fmt: skip
@@ -302,14 +302,13 @@ def labels(world: World) -> list[Row]:
     for name, cost in about.items():
         results = run_suite(world.model(name).name, read_suite(out / "suite.json"), out / "judged" / name)
         pools, rule = world.scored(name, CHOSEN), world.model(name).rule
-        voted_P = votes(pools, pools.vote_weights(rule)[..., None], world.seed)[:, -1, 0]
         found = results["processbench"]["files"]["chains"]["tuned"]
         rows.append({
             "row": name, **cost,
             "step AUROC": in_percent(results["steps"]["auroc"]),
             "first errors, F1": in_percent({"value": found["f1"], "low": found["f1_low"], "high": found["f1_high"]}),
             "best of 64": estimated(chosen_curves(pools)[rule][:, -1], world.seed),
-            "weighted vote": estimated(voted_P, world.seed),
+            "weighted vote": estimated(votes(pools, pools.weight[rule][..., None], world.seed)[:, -1, 0], world.seed),
         })  # fmt: skip
     return rows
 
@@ -377,7 +376,7 @@ def of_quickstart(folder: pathlib.Path) -> list[Row]:
     first = {name: f1_draws(of_model, "tuning_chains", seed)["tuned"]["chains"] for name, of_model in chains.items()}
     pools = {name: pools_of(of_model["test_pools"]) for name, of_model in files.items()}
     best = {name: chosen_curves(of_model)[rule[name]][:, -1] for name, of_model in pools.items()}
-    weights = np.stack([of_model.vote_weights(rule[name]) for name, of_model in pools.items()], -1)
+    weights = np.stack([of_model.weight[rule[name]] for name, of_model in pools.items()], -1)
     voted = dict(zip(pools, votes(pools["formal"], weights, seed)[:, -1].T, strict=True))
     return [
         {
@@ -412,7 +411,7 @@ def main(
     """
     if quickstart:
         for row in of_quickstart(quickstart):
-            print(row.pop("row"), *(f"{name} {cell(figure)}" for name, figure in row.items()), sep=" | ")
+            print(row.pop("row"), *(f"{name} {cell([figure])}" for name, figure in row.items()), sep=" | ")
         return
     file = out / "rows.jsonl"
     finished = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
@@ -435,7 +434,7 @@ def main(
 
 
 def tables(finished: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a Markdown table for each study; a cell has one figure per seed, in the order of seeds."""
+    """Returns a Markdown table for each study."""
     pages = []
     for study in STUDIES:
         lines = sorted((line for line in finished if line["study"] == study), key=lambda line: line["seed"])
@@ -445,18 +444,36 @@ def tables(finished: Sequence[Mapping[str, Any]]) -> list[str]:
         columns = list(dict.fromkeys(key for row in lines[0]["rows"] for key in row if key != "row"))
         pages.append(f"{study}, seeds {', '.join(str(line['seed']) for line in lines)}\n")
         pages.append(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-        for rows in zip(*(line["rows"] for line in lines), strict=True):
-            cells = ["; ".join(cell(row.get(column)) for row in rows) for column in columns]
+        of_seeds = [line["rows"] + (first_less_others(line["rows"]) if study == "labels" else []) for line in lines]
+        for rows in zip(*of_seeds, strict=True):
+            cells = [cell([row[column] for row in rows if row.get(column) is not None]) for column in columns]
             pages.append(f"| {rows[0]['row']} | {' | '.join(cells)} |")
         pages.append("")
     return pages
 
 
-def cell(figure: Any) -> str:
-    """Returns a figure as text: `72.4 [60.1, 82.0]`, a number, or "" if there is none."""
-    if isinstance(figure, Mapping):
-        return f"{figure['value']:.1f} [{figure['low']:.1f}, {figure['high']:.1f}]"
-    return "" if figure is None else f"{figure:,.1f}" if isinstance(figure, float) else f"{figure:,}"
+def first_less_others(rows: Sequence[Row]) -> list[Row]:
+    """Returns the first row's figures less each other row's, of one seed: without an interval."""
+    first, *others = rows
+    return [
+        {"row": f"{first['row']} less {other['row']}"}
+        | {key: {"value": first[key]["value"] - x["value"]} for key, x in other.items() if isinstance(x, Mapping)}
+        for other in others
+    ]
+
+
+def cell(figures: Sequence[Any]) -> str:
+    """Returns a figure's mean over seeds as text, e.g. `72.4 [60.1, 84.7]`; whole numbers as they are.
+
+    The interval is Student's over the seeds, whose problems, policies and models differ. One seed's is over problems.
+    """
+    if len(figures) == 1 and isinstance(figures[0], Mapping) and "low" in figures[0]:
+        return "{value:.1f} [{low:.1f}, {high:.1f}]".format(**figures[0])
+    values = [figure["value"] if isinstance(figure, Mapping) else figure for figure in figures]
+    if len(set(values)) < 2 or all(isinstance(value, int) for value in values):
+        return ", ".join(f"{value:,}" if isinstance(value, int) else f"{value:.1f}" for value in dict.fromkeys(values))
+    mean = mean_of_runs([Draws(value, np.zeros(0), 1) for value in values], fraction=False).interval()
+    return f"{mean.value:.1f} [{max(-100.0, mean.low):.1f}, {min(100.0, mean.high):.1f}]"
 
 
 if __name__ == "__main__":
