@@ -1,7 +1,7 @@
 """Claims of the literature without a figure elsewhere, measured in the quickstart's world.
 
-    python -m experiments.studies.claims --out runs/claims --seeds 0   # continues; 20 minutes a seed on an idle core
-    python -m experiments.studies.claims --out runs/claims --show      # the tables of claims.md
+    python -m experiments.studies.claims --out runs/claims --seeds 0 1 2 3 4  # continues; 15 minutes a seed and core
+    python -m experiments.studies.claims --out experiments/studies/world --show  # the tables of claims.md
     python -m experiments.studies.claims --quickstart runs/quickstart  # reward models of today's quickstart, paired
 
 Each study appends its rows to OUT/rows.jsonl when it finishes, and is not run again for that seed. Samples are drawn
@@ -463,17 +463,20 @@ def first_less_others(rows: Sequence[Row]) -> list[Row]:
 
 
 def cell(figures: Sequence[Any]) -> str:
-    """Returns a figure's mean over seeds as text, e.g. `72.4 [60.1, 84.7]`; whole numbers as they are.
+    """Returns a figure's mean over seeds as text, e.g. `72.4 [60.1, 84.7]`; least and largest of whole numbers.
 
     The interval is Student's over the seeds, whose problems, policies and models differ. One seed's is over problems.
     """
     if len(figures) == 1 and isinstance(figures[0], Mapping) and "low" in figures[0]:
         return "{value:.1f} [{low:.1f}, {high:.1f}]".format(**figures[0])
     values = [figure["value"] if isinstance(figure, Mapping) else figure for figure in figures]
-    if len(set(values)) < 2 or all(isinstance(value, int) for value in values):
-        return ", ".join(f"{value:,}" if isinstance(value, int) else f"{value:.1f}" for value in dict.fromkeys(values))
+    if all(isinstance(value, int) for value in values):
+        return " to ".join(f"{value:,}" for value in sorted({min(values), max(values)})) if values else ""
+    digits = ".1f" if isinstance(figures[0], Mapping) else ".3g"
+    if len(set(values)) == 1:
+        return f"{values[0]:{digits}}"
     mean = mean_of_runs([Draws(value, np.zeros(0), 1) for value in values], fraction=False).interval()
-    return f"{mean.value:.1f} [{max(-100.0, mean.low):.1f}, {min(100.0, mean.high):.1f}]"
+    return f"{mean.value:{digits}} [{max(-100.0, mean.low):{digits}}, {min(100.0, mean.high):{digits}}]"
 
 
 if __name__ == "__main__":
