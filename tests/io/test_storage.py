@@ -1,8 +1,10 @@
 """Files and folders of this machine and of buckets: in fsspec's memory, and in the servers of `buckets` if there."""
 
+import dataclasses
 import json
 import os
 
+import fsspec
 import pytest
 from buckets import objects
 from refusing import refused
@@ -187,6 +189,24 @@ def test_a_file_is_its_writers_own_with_its_content_on_his_machine(tmp_path, mon
     refused(ValueError, "sources.*mark_own", foreign.trusted, "is read")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     assert not found.written_here
+
+
+@pytest.mark.parametrize("address", ["memory://b/../../x", "gs://b/a/./c", "memory://../x", "s3://b/x/.."])
+def test_an_address_climbs_nowhere(address):
+    refused(ValueError, "without . and ..", path_of, address)
+
+
+def test_the_copy_of_a_bucket_stays_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store, up = fsspec.filesystem("memory"), "/".join([".."] * 20)
+    for name in (f"x/{up}{tmp_path}/out/config.json", f"run/1/{up}{tmp_path}/out/a"):
+        store.pipe_file(f"/climbing/{name}", b"{}")
+    found = Found(path_of("memory://climbing/run/experiment.json"), "base", "")
+    named = dataclasses.replace(found, text=f"memory://climbing/x/{up}{tmp_path}/out")
+    refused(ValueError, "without . and ..", lambda: local_copy(named.data()))
+    with pytest.raises((ValueError, OSError)):
+        Remote("memory://climbing/run/1").download_folder(tmp_path / "copy")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_of_the_hub_is_no_path():
