@@ -34,6 +34,7 @@ from jprm.methods.data.agents import atif
 from jprm.methods.data.cells import literal
 from jprm.methods.data.reader import Event, read_items
 from jprm.methods.data.readers import READERS, find
+from jprm.methods.evaluate import edits
 from jprm.methods.formats import chat_template
 from jprm.methods.formats.chat_template import guarded
 from jprm.methods.formats.gguf import open_gguf
@@ -489,6 +490,9 @@ TEXTS = {
     "program": program_in,
     "programs of steps": lambda text: program_of({}, [text, text]),
     "control tokens": guarded,
+    **{f"edit {edit.__name__}": functools.partial(lambda edit, text: edit({"problem": "q", "steps": [text]}), edit)
+       for edit in (edits.latex, edits.rename, edits.split)},
+    "almost a unit": lambda text: canonical_answer(f"x{text}!"),
     **{f"verdict of {name}": functools.partial(lambda prompt, text: read_critique(prompt, text), prompt)
        for name, prompt in PROMPTS.items()},
 }  # fmt: skip

@@ -12,6 +12,7 @@ made wrong, `at` is its index.
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ def whitespace(chain: Record) -> Record | None:
 
 
 _DOLLARS = re.compile(r"(?<![\\$\d])\$(?![\s$,.;:)])((?:\\.|[^\\$\n])+?)(?<!\s)\$(?![\d$])")
-_PARENTHESES = re.compile(r"(?<!\\)\\\(\s*(.+?)\s*\\\)")
+_PARENTHESES = re.compile(r"(?<!\\)\\\(\s*+(?!\\\))(.{1,2000}?)\s*\\\)")
 _TEXT = re.compile(r"\\(?:text\w*|mbox|operatorname\*?|begin|end)\s*\{[^{}]*\}")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _WORD = re.compile(r"[A-Za-z]{3}|\b(?:an|at|by|if|in|is|of|on|or|to)\b", re.IGNORECASE)
@@ -59,7 +60,8 @@ VARIABLES = "xyznk"
 NEW_NAMES = "uvwqrs"
 
 _MATHEMATICS = re.compile(
-    rf"\$\$.+?\$\$|{_DOLLARS.pattern}|\$\s[^$]+\s\$|\\\(.+?\\\)|\\\[.+?\\\]|\\begin\{{(\w+\*?)\}}.+?\\end\{{\2\}}",
+    rf"\$\$.+?\$\$|{_DOLLARS.pattern}|\$\s[^$]+\s\$|\\\(.{{1,2000}}?\\\)|\\\[.{{1,2000}}?\\\]"
+    r"|\\begin\{(\w+\*?)\}.{1,2000}?\\end\{\2\}",
     re.DOTALL,
 )
 _RUN = re.compile(r"\\\\|\\[A-Za-z]+|[^\W\d_]+")  # a line break, a command, a run of letters
@@ -103,9 +105,15 @@ def _runs(text: str) -> Iterator[tuple[str, bool]]:
         run, start, end = match[0], match.start(), match.end()
         if not run.startswith("\\"):
             word = run.lower() in _SHORT_WORDS or (len(run) > 2 and bool(re.search("[aeiou]", run.lower())))
-            in_formula = any(low <= start < high for low, high in formulas)
+            in_formula = _within(start, formulas)
             beside = _FORMULA_BEFORE.search(text[max(start - 6, 0) : start]) or _FORMULA_AFTER.match(text, end)
             yield run, len(run) > 1 and bool(in_formula or beside or not word)
+
+
+def _within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether a place is inside one of the sorted spans, behind its first character."""
+    before = bisect.bisect_left(spans, (place, 0))
+    return before > 0 and place < spans[before - 1][1]
 
 
 def _otherwise_used(letter: str, text: str) -> bool:
@@ -141,10 +149,7 @@ def split(chain: Record) -> Record | None:
     steps, pairs = [], []
     for i, step in enumerate(chain["steps"]):
         formulas = [match.span() for match in _MATHEMATICS.finditer(step)]
-        ends = [
-            end for end in _SENTENCE.finditer(step)
-            if not any(low < end.end() < high for low, high in formulas)
-        ]  # fmt: skip
+        ends = [end for end in _SENTENCE.finditer(step) if not _within(end.end(), formulas)]
         middle = ends[(len(ends) - 1) // 2] if ends else None
         steps += [step[: middle.start()], step[middle.end() :]] if middle else [step]
         pairs.append((i, len(steps) - 1))
