@@ -115,6 +115,8 @@ def _unread(span: Mapping[str, Any], attributes: Record) -> Iterator[str]:
         held.append("body.output (AWS's events)")
     if held:
         yield f"span with {', '.join(held)}, which is not read"
+    elif kind := span.get("observation"):
+        yield f"observation of type {kind}"
     else:
         yield "span without messages, whose contents instrumentations leave out by default"
 
@@ -162,8 +164,8 @@ _WITHIN = ("resourceSpans", "resource_spans", "batches", "scopeSpans", "scope_sp
 
 def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], Record]]:
     """Yields each span and event of an item with its attributes by name."""
-    observations = [item] if item.get("type") == "GENERATION" and "output" in item else item.get("observations")
-    if isinstance(observations, list):
+    alone = "output" in item and str(item.get("type")).isupper()  # e.g. GENERATION, a line of Langfuse's export
+    if isinstance(observations := [item] if alone else item.get("observations"), list):
         yield from (
             _of_langfuse(observation, where) for observation in observations if isinstance(observation, Mapping)
         )
@@ -199,7 +201,7 @@ def _of_langfuse(observation: Mapping[str, Any], where: str) -> tuple[Mapping[st
         for name in ("input", "output"):
             attributes[f"langfuse.observation.{name}"] = observation.get(name)
     trace = observation.get("traceId", observation.get("trace_id"))
-    return {"traceId": trace, "spanId": observation.get("id")}, attributes
+    return {"traceId": trace, "spanId": observation.get("id"), "observation": observation.get("type")}, attributes
 
 
 def _any_value(value: Any) -> Any:

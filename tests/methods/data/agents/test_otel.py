@@ -279,6 +279,12 @@ def test_spans_of_a_convention_that_is_not_read_are_counted_by_name(attributes, 
     assert read(span)[0] == []  # one span a line
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_observations_of_other_types_are_counted_by_type(alone):
+    step = {"type": "TOOL", "traceId": "t", "id": "s", "input": "x", "output": "y"}
+    assert read(step if alone else {"observations": [step]}) == ([], {"observation of type TOOL": 1})
+
+
 def test_an_event_with_a_body_is_named():
     body = {"input": {"messages": [WANTED[0]]}, "output": {"messages": [ANSWER]}}
     assert read({"span_events": [{"event_name": "x", "attributes": {}, "body": body}]}) == (
