@@ -21,7 +21,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jprm.io import jsonl
@@ -125,12 +125,12 @@ class Reader:
         for number, raw, lines in self._whole(items):
             where, values = f"{os.fspath(path)}:{number}", []
             try:
-                places = [f"{os.fspath(path)}:{line}" for line, _ in lines]
-                values = [jsonl.parse(line, place) for (_, line), place in zip(lines, places, strict=True)]
+                events, unread = self._events(lines, path)
+                values = [event.value for event in events]
                 values = list(map(TextRow, values)) if is_csv(path) else values
                 absent = {column for column in absent if not holds(values[0], column)}
-                item = list(map(Event, places, values)) if self.whole else values[0]
-                parsed = list(self.parse(item, where, options))
+                item = events if self.whole else values[0]
+                parsed = [*self.parse(item, where, options), *unread]
                 records = [record for record in parsed if not isinstance(record, LeftOut)]
                 for record in records:
                     check_record(record, where)
@@ -147,6 +147,19 @@ class Reader:
         if absent and where:
             remedy = "Name a column that the file has, or leave the option out."
             raise RecordError(os.fspath(path), ", ".join(sorted(absent)), "is in no record", remedy)
+
+    def _events(self, lines: Sequence[tuple[int, bytes]], path: Any) -> tuple[list[Event], list[LeftOut]]:
+        """Parses the lines of an item. A whole file loses only its lines that are not JSON, e.g. a last one cut off."""
+        events, errors = [], []
+        for number, line in lines:
+            place = f"{os.fspath(path)}:{number}"
+            try:
+                events.append(Event(place, jsonl.parse(line, place)))
+            except RecordError as error:
+                errors.append(error)
+        if errors and not (self.whole and events):
+            raise errors[0]
+        return events, [LeftOut("line that is not JSON", len(errors))] if errors else []
 
     def _whole(self, items) -> Iterator[tuple[int, bytes, list[tuple[int, bytes]]]]:
         """Yields (number, bytes, lines) for each item: one line each, or all lines of the file if `whole`."""

@@ -232,6 +232,19 @@ def test_a_session_without_a_turn_is_dropped_and_counted(tmp_path):
     assert (report.read, report.kept) == (3, 1) and report.dropped == {"the agent has no turn": 2}
 
 
+@pytest.mark.parametrize("at", [0, 1, 2], ids=["first", "middle", "last"])
+def test_a_line_that_was_cut_off_is_left_out_and_counted(at, tmp_path):
+    """The program may have been stopped while it wrote a line."""
+    path, left = tmp_path / "s.jsonl", []
+    lines = [json.dumps(line) for line in START]
+    path.write_text("\n".join([*lines[:at], lines[0][:40], *lines[at:]]))
+    ((_, record),) = find("claude_code").read(path, on_left_out=left.append)
+    assert told(record) == FIXED and left == [("line that is not JSON", 1)]
+    path.write_text(lines[0][:40])
+    with pytest.raises(RecordError, match="is not JSON"):
+        list(find("claude_code").read(path))
+
+
 @pytest.mark.parametrize(("name", "field"), [("swe_agent", "history"), ("mini_swe_agent", "messages")])
 def test_a_run_without_a_turn_is_dropped(name, field, tmp_path):
     path, dropped = tmp_path / "run.traj", []
