@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from jprm.methods.data.cells import OTHER_FILE, label_of, literal
+from jprm.methods.data.cells import NEGATIVE, OTHER_FILE, POSITIVE, label_of, literal
 from jprm.methods.data.reader import Dropped, NoOptions, Reader, Record, others, take, until_error
+from jprm.methods.messages.messages import role_content
 from jprm.tree import RecordError
 
 # ---- Math-Shepherd (Wang et al., arXiv 2312.08935): steps with automatic labels from Monte Carlo completions.
@@ -320,6 +321,7 @@ def _dialogue(item: Any, where: str, reply: str) -> tuple[list[str], list[str]]:
     """Returns the user turns and the assistant turns, which must alternate; skips system messages."""
     turns = []
     for i, turn in enumerate(take(item, "conversations", list, where)):
+        turn = role_content(turn)
         role, text = (take(turn, key, str, where, f"conversations[{i}].") for key in ("role", "content"))
         turns += [(role, text)] if role != "system" else []
     if not turns or [role for role, _ in turns] != ["user", "assistant"] * (len(turns) // 2):
@@ -335,17 +337,20 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
     """Yields one chain from {"conversations"}: each user turn is a step, and the assistant answers + or -.
 
     The first turn also holds the problem, which ends at "Step 1:" (Mistral data) or at the last blank line (Deepseek
-    data). Labels come from Monte Carlo rollouts: semantics `value`.
+    data). Labels + and - come from Monte Carlo rollouts: semantics `value`. Turns may have ShareGPT's form
+    (`role_content`), and the assistant may answer by words, e.g. FoVer's "correct": semantics `correctness`.
     """
     steps, signs = _dialogue(item, where, "an assistant's + or -")
     problem, first = parted(steps[0], where, "conversations[0].content")
-    for i, sign in enumerate(signs):
-        if sign.strip() not in ("+", "-"):
-            reason = f"is {sign[:40]!r}, neither + nor -"
+    words = [sign.strip().lower() for sign in signs]
+    for i, word in enumerate(words):
+        if word not in POSITIVE | NEGATIVE:
+            reason = f"is {signs[i][:40]!r}, neither + nor -"
             raise RecordError(where, f"conversations[{2 * i + 1}].content", reason, OTHER_FILE)
-    labels = [float(sign.strip() == "+") for sign in signs]
+    labels = [float(word in POSITIVE) for word in words]
     texts = [first, *(step.strip() for step in steps[1:])]
-    yield _labelled(item, problem, texts, labels, "value", ("conversations",))
+    semantics = "value" if {*words} <= {"+", "-"} else "correctness"
+    yield _labelled(item, problem, texts, labels, semantics, ("conversations",))
 
 
 # ---- ER-PRM (Zhang et al. 2024, arXiv 2412.11006): the output of MCTS/convert_autoregressive.py.

@@ -8,7 +8,14 @@ from typing import Any
 
 from jprm import steps
 from jprm.io.jsonl import RecordError, list_of, object_of, text_of
-from jprm.methods.messages.messages import THOUGHTS, WRAPPERS, normal_message, split_thoughts, text_of_parts
+from jprm.methods.messages.messages import (
+    THOUGHTS,
+    WRAPPERS,
+    normal_message,
+    role_content,
+    split_thoughts,
+    text_of_parts,
+)
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -162,7 +169,8 @@ def _texts(messages: Any, where: str, name: str, remedy: str, roles: tuple[str, 
     texts = {}
     for i, message in enumerate(list_of(messages, where, name)):
         field = f"{name}[{i}]"
-        role = object_of(message, where, field, remedy).get("role")
+        message = role_content(object_of(message, where, field, remedy))
+        role = message.get("role")
         if role not in roles or role in texts or roles[-1] in texts:
             raise RecordError(where, f"{field}.role", f"is {role!r} here", remedy)
         message = normal_message(message, where, field)

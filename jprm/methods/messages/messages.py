@@ -36,6 +36,20 @@ A summary repeats the thought, so it comes last. If a thought is encrypted or `r
 """
 
 
+_SENDERS = {"human": "user", "gpt": "assistant"}
+
+
+def role_content(message: Any) -> Any:
+    """Returns a message of ShareGPT's form, as LLaMA-Factory reads it, with `role` and `content`.
+
+    E.g. `{"from": "human", "value": "2 + 2?"}` becomes `{"role": "user", "content": "2 + 2?"}`. Others are unchanged.
+    """
+    if not isinstance(message, Mapping) or "role" in message or not isinstance(message.get("from"), str):
+        return message
+    rest = {key: value for key, value in message.items() if key not in ("from", "value")}
+    return {"role": _SENDERS.get(message["from"], message["from"]), "content": message.get("value"), **rest}
+
+
 def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[str, Any]:
     """Returns a message in the normal form. Other keys are kept.
 

@@ -315,6 +315,11 @@ def test_a_prompt_may_be_messages(tmp_path):
                       "extra_info": {"index": 7}}  # fmt: skip
     (record,) = columns(tmp_path, {"prompt": prompt[1:]}, problem="prompt.content", steps="")
     assert record["problem"] == "What is 1?"
+    shared = [{"from": "system", "value": "Think."}, {"from": "human", "value": "What is 1?"}]
+    item = {"c": shared, "chosen": {"from": "gpt", "value": "1."}}
+    (record,) = columns(tmp_path, item, problem="c", steps="chosen.value")
+    assert (record["system"], record["problem"], record["steps"]) == ("Think.", "What is 1?", ["1."])
+    refused(RecordError, "role: is 'assistant'", columns, tmp_path, {"c": [{"from": "gpt"}]}, problem="c", steps="")
     refused(RecordError, "prompt.content: holds 2", columns, tmp_path, verl, problem="prompt.content", steps="")
 
 
