@@ -144,7 +144,8 @@ def _run_command(
 
     If `server_seconds` is set, this is its time limit, and it may fork.
     """
-    caps = [f"--as={limits.memory}", f"--fsize={limits.file}", f"--cpu={int(limits.seconds) + 1}"]
+    cpu = int(limits.seconds) + 1
+    caps = [f"--as={limits.memory}", f"--fsize={limits.file}", f"--cpu={cpu}:{cpu + 1}"]
     server = server_seconds is not None
     inner = _bwrap(command, limits, server, shown) if sandbox else command
     full = ["prlimit", *caps, "--nofile=64", "--core=0", "--", *inner]
@@ -186,6 +187,8 @@ def _run_command(
                 shutil.rmtree(folder, ignore_errors=True)
         printed.seek(0)
         output = printed.read()
+        if status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):  # in threads, or while this process stood still
+            status = None
         if status is not None and len(output) >= limits.file:  # cut, also if the command ignores the signal
             status = -signal.SIGXFSZ
         return CommandResult(status, output.decode(errors="replace"))

@@ -51,6 +51,13 @@ def test_a_loop_ends_with_its_time():
     assert own_children() <= before
 
 
+@pytest.mark.parametrize("sandboxed", [True, False])
+def test_a_limit_of_cpu_time_that_comes_before_the_clocks_is_one_of_time(sandboxed):
+    """As of a program of several threads."""
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)"
+    assert run_command([python(), "-c", code], "", Limits(seconds=60), sandbox=sandboxed).status is None
+
+
 ATTACKS = """
 import ctypes, os, socket, subprocess, sys, threading
 def tried(name, attack):
