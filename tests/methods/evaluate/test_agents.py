@@ -291,15 +291,27 @@ def test_a_subagents_own_file_and_a_stream_are_read(tmp_path):
     assert [m["role"] for m in record["messages"]] == ["assistant", "tool", "assistant"]
 
 
-def test_a_cut_transcript_is_refused_whole_or_skipped_whole(tmp_path):
+def test_a_bad_transcript_is_refused_whole_or_skipped_whole(tmp_path):
     from jprm.io.jsonl import Rejects
 
-    path = tmp_path / "s.jsonl"
-    path.write_text("\n".join(map(json.dumps, CODEX)) + '\n{"type": "resp')
+    path, call = (
+        tmp_path / "s.jsonl",
+        json.dumps({"type": "response_item", "payload": {"type": "reasoning", "summary": 3}}),
+    )
+    path.write_text("\n".join([*map(json.dumps, CODEX), call]))
     refused(RecordError, f"{path}:{len(CODEX) + 1}: ", list, find("codex").read(path))
     with Rejects(tmp_path / "rejects") as rejects:
         assert list(find("codex").read(path, on_error="skip", rejects=rejects)) == []
     assert (tmp_path / "rejects").read_text() == path.read_text() + "\n"
+
+
+def test_a_cut_transcript_loses_its_last_line(tmp_path):
+    path, left = tmp_path / "s.jsonl", {}
+    path.write_text("\n".join(map(json.dumps, CODEX)))
+    ((_, whole),) = find("codex").read(path)
+    path.write_text(path.read_text() + '\n{"type": "resp')
+    ((_, cut),) = find("codex").read(path, on_left_out=lambda part: left.update({part.what: part.count}))
+    assert cut == whole and left["line that is not JSON"] == 1
 
 
 def test_preparing_prints_what_is_left_out(tmp_path):
