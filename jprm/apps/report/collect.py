@@ -173,9 +173,20 @@ def chains(names: Sequence[str], scores: Sequence[Scores], placed: bool = False)
     return data | {"distinct": len(items)} | _shown(items, list(problems))
 
 
+_CRITIQUE = {"nodes": list, "status": str, "tokens": int, "text": str}
+
+
 def _of_judge(tree: ReasoningTree) -> list[dict[str, Any]]:
+    """Returns the critiques in a record; one of another form is left out, since the record may be a stranger's."""
     judged = tree.extra.get(KEY)
-    return judged.get("critiques", []) if isinstance(judged, Mapping) else []
+    critiques = judged.get("critiques") if isinstance(judged, Mapping) else None
+    return [
+        critique
+        for critique in (critiques if isinstance(critiques, list) else [])
+        if isinstance(critique, dict)
+        and all(isinstance(critique.get(name), kind) for name, kind in _CRITIQUE.items())
+        and all(isinstance(node, int) for node in critique["nodes"])
+    ]
 
 
 def _merged(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -329,5 +340,5 @@ def heat(scores: Scores) -> dict[str, list[list[int]]]:
         for j, label, score in zip(depth, item["l"], item["c"][0], strict=True):
             if label is not None and label != 0.5:
                 rows = counts["right steps" if label > 0.5 else "wrong steps"]
-                rows[min(int(max(score, 0.0) * BINS), BINS - 1)][min(j, COLUMNS - 1)] += 1
+                rows[min(int(min(max(score, 0.0), 1.0) * BINS), BINS - 1)][min(j, COLUMNS - 1)] += 1
     return counts

@@ -123,7 +123,7 @@ class TokenTrees(Sequence[TokenTree]):
         try:
             index = json.loads(content)
             check_version(index["version"], CACHE_VERSION, self.folder / SHARDS)
-            self.about: dict[str, Any] = index["about"]
+            self.about: dict[str, Any] = dict(index["about"])
             self.records = [operator.index(shard["records"]) for shard in index["shards"]]
             self._starts = [0, *np.cumsum(self.records, dtype=np.int64).tolist()]
         except DAMAGED as error:

@@ -278,7 +278,8 @@ def _source(entry: Any, folder: Place, where: str, i: int) -> Source:
     field = f"sources[{i}]"
     if not isinstance(entry, dict) or not isinstance(name := entry.get("name"), str):
         raise RecordError(where, field, "has no name", "Fit the verifier again.")
-    request = entry.get("request") or {}
+    if not isinstance(request := entry.get("request") or {}, dict):
+        raise RecordError(where, f"{field}.request", "is no object", "Fit the verifier again.")
     reference, (file, colon, _) = Found(folder / FILE, field, name), name.rpartition(":")
     kind, equals, path = name.partition("=")
     if equals and kind == "prm":

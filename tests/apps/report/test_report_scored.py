@@ -94,6 +94,20 @@ def test_a_critique_stands_at_the_turn_that_it_is_about(tmp_path):
     ]
 
 
+CRITIQUE = {"nodes": [1], "status": "read", "tokens": 5, "text": "x"}
+
+
+@pytest.mark.parametrize(
+    "critiques", [None, 5, "x", {}, [5], [{}], [CRITIQUE | {"nodes": [[]]}], [CRITIQUE | {"text": 5}]]
+)
+def test_critiques_of_another_form_are_left_out(critiques, tmp_path):
+    said = [{"judge": {"critiques": value}} for value in (critiques, [CRITIQUE])]
+    records = [RUN | said[0], CHAIN | said[0] | {"scores": [1e308, -1e308]}, RUN | said[1] | {"id": "r8"}]
+    write_records(tmp_path / "judged.jsonl", records)
+    _, data = page_of(tmp_path / "judged.jsonl", tmp_path)
+    assert [item["r"] for item in data["items"] if "j" in item] == ["3 (r8)"]
+
+
 def test_critiques_that_could_not_be_read_are_named_and_so_is_a_file_that_is_not_there(tmp_path, capsys):
     unread = {"problem": "p", "steps": ["a"], "judge": {"asked": 1, "read": 0, "critiques": []}}
     write_records(tmp_path / "judged.jsonl", [unread])

@@ -445,6 +445,7 @@ def edited(folder, tmp_path, change):
         (lambda data: data.update(sources=3), "sources"),
         (lambda data: data["sources"].append({}), r"sources\[4\]"),
         (lambda data: data["sources"][0].update(version=0), "version"),
+        (lambda data: data["sources"][0].update(request=[1]), r"sources\[0\].request"),
         (lambda data: data["coefficients"].pop("form.whole"), "coefficients"),
         (lambda data: data["coefficients"]["form.whole"].update(mean="x"), "coefficients.form.whole.mean"),
         (lambda data: data["coefficients"]["form.whole"].update(scale=0), "scale"),
