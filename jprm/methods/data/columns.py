@@ -30,8 +30,8 @@ class ColumnOptions:
         through a list of objects reads one field from each, e.g. `steps.text`. A list of lists is read as several
         chains, or as steps in pieces if each inner list holds one text or has one label. If empty, the records are
         problems without solutions.
-    nested: whether the inner lists of a list of lists are `steps` or `chains`; required if the file leaves it open. Not
-        a column.
+    nested: whether the inner lists of a list of lists are `steps` or `chains`; required if the file leaves it open.
+        `steps` also takes a list of texts that look like whole solutions as steps. Not a column.
     samples: texts, lists of steps, or objects with `response` or `steps`. The record becomes a pool.
     labels: a list of numbers, booleans, nulls or words, e.g. `["correct", "wrong"]`; null if the chain has no labels.
         If `steps` holds several chains, one list per chain. A file with a column `labels` is refused unless this or
@@ -219,7 +219,7 @@ def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: 
     if isinstance(steps, str):
         (record,) = [record_of(tree_of(record | {"response": steps}, where))]
     else:
-        record["steps"] = _steps(steps, where, columns["steps"])
+        record["steps"] = _steps(steps, where, columns["steps"], options.nested == "steps")
     count = len(record["steps"])
     if "correct" in chain:
         record["correct"] = verdict_of(chain["correct"], where, columns["correct"])
@@ -264,11 +264,11 @@ def _pieces(text: Any, *lists: Any) -> list[tuple]:
     return [row for row in zip(map(str.strip, pieces), *lists, strict=True) if row[0]]
 
 
-def _steps(steps: Sequence[Any], where: str, column: str) -> list[str]:
-    """Checks the texts of steps and strips step tags. Raises RecordError if they are whole solutions."""
+def _steps(steps: Sequence[Any], where: str, column: str, sure: bool) -> list[str]:
+    """Checks the texts of steps and strips step tags. Unless `sure`, raises RecordError if they are whole solutions."""
     texts = [_text(step, where, f"{column}[{i}]") for i, step in enumerate(steps)]
-    if are_solutions(texts):
-        remedy = f"They are samples: give --set samples={column}, and no steps."
+    if not sure and are_solutions(texts):
+        remedy = f"They are samples: give --set samples={column}, and no steps. Or give nested=steps if they are steps."
         raise RecordError(where, column, f"holds {len(texts)} whole solutions, not the steps of one", remedy)
     if len(texts) > 2 and all(a.strip() and b.startswith(a) and a != b for a, b in itertools.pairwise(texts)):
         remedy = "Cut the one before off each, so that it is a step."

@@ -139,6 +139,7 @@ def test_whole_solutions_never_become_a_chain(tmp_path, column):
     item = {"problem": "What is 2 + 2?", column: SOLUTIONS, "answer": "4"}
     path = written(tmp_path, item)
     refused(RecordError, f"{column}: holds 2 whole solutions.*--set samples={column}", read, path, steps=column)
+    assert read(path, steps=column, nested="steps")[0]["steps"] == SOLUTIONS
     (pool,) = read(path, samples=column, answer="answer")
     assert texts_of(pool) == [["2 + 2 = 4.", "The answer is 4."], ["2 + 2 = 5.", "The answer is 5."]]
     assert pool["answer"] == "4" and [sample["response"] for sample in pool["samples"]] == SOLUTIONS
