@@ -8,7 +8,6 @@ import subprocess
 import time
 
 import pytest
-from families import breadth
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
@@ -75,10 +74,9 @@ ENDS = {  # what the starts do, files and settings; the watch's status, how ofte
     "delete fails twice": (["0"], {"fail-delete": GONE * 2}, {}, 0, {"delete": 3}, [2]),
     "no setup": (["0"], {"no-setup": ""}, {"LAUNCHES": "2"}, 1, {"scp": 2}, [0]),
 }
-LONGEST = {"a reboot, and a launch", "preempted, and another slice"}
 
 
-@pytest.mark.parametrize("name", breadth(ENDS, but=ENDS.keys() - LONGEST))
+@pytest.mark.parametrize("name", ENDS)
 def test_the_watch_ends_as_its_run_and_the_slice_is_deleted(cloud, name):
     """Every start has the first commit, though the checkout has a newer one when a second slice is there."""
     plan, files, settings, status, calls, starts = ENDS[name]
