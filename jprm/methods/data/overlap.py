@@ -69,7 +69,7 @@ def problems_of(item: Any) -> Iterator[str]:
         return
     question = item.get("question")
     if isinstance(question, dict):
-        yield from problems_of(question)
+        yield from problems_of({key: value for key, value in question.items() if key != "question"})
     for key in ("problem", "question", "prompt", "original_question", "modified_question"):
         if isinstance(item.get(key), str):
             yield item[key]

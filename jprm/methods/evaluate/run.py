@@ -134,14 +134,14 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
     """
     if model is None or is_remote(model) or not (path_of(model) / RUN).is_file():
         return {}
-    train = [path_of(path) for path in read(path_of(model) / RUN).data.train]
     wanted = {path_of(path).stem: set(map(normalise, problems_at(path))) for path in paths}
     known = {problem for problems in wanted.values() for problem in problems}
-    seen: set[str] = set()
-    for file in train:
-        if file.here is True and file.exists() and not is_shards(file):
-            seen |= known & set(map(normalise, problems_at(file)))
-    addresses = {file.address for file in train}
+    seen, addresses = set[str](), set[str]()
+    for name in read(path_of(model) / RUN).data.train:
+        with contextlib.suppress(ValueError, OSError):  # of another machine or a stranger: it may name anything
+            addresses.add((file := path_of(name)).address)
+            if file.here is True and file.exists() and not is_shards(file):
+                seen |= known & set(map(normalise, problems_at(file)))
     counts = {}
     for path in paths:
         problems = wanted[path_of(path).stem]
@@ -154,7 +154,7 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
 def problems_at(path: PathLike) -> Iterator[str]:
     """Yields the problems in a file; skips items that are not JSON."""
     for _, line in read_items(path):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             yield from problems_of(json.loads(line))
 
 

@@ -1,5 +1,6 @@
 """Evaluations count records without scores, name them by file and line, and say which problems a run was trained on."""
 
+import dataclasses
 import json
 
 import pytest
@@ -70,6 +71,17 @@ def trained(tmp_path_factory):
     run.mkdir()
     (run / RUN).write_text(written(experiment(data), None))
     return run, data
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/proc", "hf://a/b", "s3://a/../b", "\0", "deep.jsonl"])
+def test_training_data_that_cannot_be_read_counts_nothing(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    write_records("new.jsonl", [{"problem": "new", "steps": ["a"]}])
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "\n" + '{"question": ' * 900 + "{}" + "}" * 900 + "\n")
+    run = experiment(tmp_path)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, train=(name,)))
+    (tmp_path / RUN).write_text(written(run))
+    assert trained_on(tmp_path, ["new.jsonl"]) == {}
 
 
 def test_the_problems_that_a_run_was_trained_on_are_counted(trained, tmp_path):
