@@ -75,6 +75,18 @@ def test_a_damaged_file_is_read_or_one_error_with_its_name(tmp_path, name, conte
         assert name in str(error)
 
 
+def test_a_card_holds_no_number_beyond_a_float(tmp_path):
+    figure = {"value": 1, "low": 0, "high": 1}
+    (tmp_path / "result.json").write_text(json.dumps({"a": 10**400, "b": 0.5, "c": "x"}))
+    (tmp_path / "steps.json").write_text(json.dumps({"a": figure | {"low": -(10**400)}, "b": figure}))
+    assert exporting._result(path_of(tmp_path)) == {"b": "0.5"}
+    assert "| b | 1 [0, 1] |" in (card := exporting._evaluations(path_of(tmp_path))) and "| a |" not in card
+    for name, read in (("result.json", exporting._result), ("steps.json", exporting._evaluations)):
+        for content in ("5", '{"a":' * 100_000):
+            (tmp_path / name).write_text(content)
+            refused(ValueError, name, read, path_of(tmp_path))
+
+
 def test_a_full_standard_output_is_one_line():
     command = f"exec {sys.executable} -m jprm score --help > /dev/full"
     run = subprocess.run(command, shell=True, cwd=REPOSITORY, capture_output=True, timeout=300)

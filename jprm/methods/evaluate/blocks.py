@@ -163,7 +163,7 @@ def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
     if not isinstance(report, Mapping):
         return
     value, low, high = (report.get(key) for key in ("value", "low", "high"))
-    if all(isinstance(x, int | float) for x in (value, low, high)):
+    if all(isinstance(x, int | float) and not abs(x) > 1e300 for x in (value, low, high)):
         yield " / ".join(path), f"{value:.4g} [{low:.4g}, {high:.4g}]"
     for key, inner in report.items():
         yield from figures_in(inner, (*path, key))

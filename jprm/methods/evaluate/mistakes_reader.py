@@ -145,7 +145,7 @@ def _plain(item: Any) -> Any:
             secret = base64.b64decode(item.get(field, ""), validate=True)
             text = bytes(a ^ b for a, b in zip(secret, itertools.cycle(key), strict=False))
             plain[field] = text.decode() if field == "question" else json.loads(text)
-        except (TypeError, ValueError):  # is plain already
+        except (TypeError, ValueError, RecursionError):  # is plain already
             continue
     return {key: value for key, value in item.items() if key != "canary"} | plain
 

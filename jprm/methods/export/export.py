@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from jprm.checkpoints import base, store
-from jprm.checkpoints.safetensors import FILE, SUMS, check_sums
+from jprm.checkpoints.safetensors import FILE, SUMS, check_sums, read_json
 from jprm.checkpoints.store import fingerprint
 from jprm.experiment import PEFT, PUBLISHED, RUN, Experiment, kind_of, read, to_json
 from jprm.io.folders import is_whole, local_copy, tidy, whole_folder
@@ -35,6 +35,7 @@ from jprm.methods.evaluate.blocks import figures_in
 from jprm.methods.export import FileDtype, Format
 from jprm.methods.formats import huggingface, peft, writing
 from jprm.methods.formats.chat_template import template_of
+from jprm.methods.formats.config_json import Fields
 from jprm.methods.formats.gguf import open_gguf
 from jprm.methods.formats.peft import PREFIX
 from jprm.methods.formats.writing import Tensor
@@ -160,9 +161,9 @@ def _language_model(path: Place, out: Place, dtype: FileDtype, format: Format, s
 def _positions(path: Place) -> int:
     """Returns the context length in a GGUF file's or Hugging Face folder's metadata."""
     if path.is_dir():
-        return int(json.loads((path / PUBLISHED).read_bytes()).get("max_position_embeddings", 2048))
+        return Fields(path / PUBLISHED, read_json(path / PUBLISHED)).count("max_position_embeddings", 2048)
     fields = open_gguf(local_copy(path)).fields
-    return int(fields.get(f"{fields['general.architecture']}.context_length", 2048))
+    return Fields(path, fields).count(f"{fields['general.architecture']}.context_length", 2048)
 
 
 def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callable[[pathlib.Path], None]) -> Place:
@@ -476,9 +477,10 @@ always do.
 
 def _result(run: Place) -> dict[str, str]:
     path = run / "result.json"
-    metrics = json.loads(path.read_bytes()) if path.is_file() else {}
+    metrics = read_json(path) if path.is_file() else {}
     timed = {"goodput", "mfu"} | {k for k in metrics if "second" in k or k.startswith("lost_")}  # of the machine
-    return {k: f"{v:.6g}" for k, v in metrics.items() if isinstance(v, int | float) and k not in timed}
+    numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float) and not abs(v) > 1e300}
+    return {k: f"{v:.6g}" for k, v in numbers.items() if k not in timed}
 
 
 def _evaluations(run: Place) -> str:
@@ -486,7 +488,7 @@ def _evaluations(run: Place) -> str:
     parts = []
     for name in BENCHMARKS:
         path = run / f"{name}.json"
-        figures = dict(figures_in(json.loads(path.read_bytes()))) if path.is_file() else {}
+        figures = dict(figures_in(read_json(path))) if path.is_file() else {}
         if figures:
             parts.append(f"\n## Evaluation: {name} (95 % intervals over problems)\n\n{_table(figures)}")
         if figures and path.name == CALIBRATION:

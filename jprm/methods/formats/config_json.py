@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from jprm.io.storage import Place
 from jprm.model.config import MOST_LAYERS, ExpertsConfig, ModelConfig, RopeScaling
 
 NAMES = {
@@ -196,7 +197,7 @@ class Family:
 class Fields:
     """Fields of a JSON file, type-checked on access."""
 
-    def __init__(self, path: pathlib.Path, fields: dict[str, Any], inside: str = ""):
+    def __init__(self, path: pathlib.Path | Place, fields: dict[str, Any], inside: str = ""):
         self.path, self.fields, self.inside = path, fields, inside
 
     def refuse(self, name: str, reason: str) -> ValueError:
