@@ -145,8 +145,16 @@ def test_every_text_of_results_is_escaped(folders, tmp_path):
         assert "<img" not in file.read_text()
 
 
+def test_results_without_a_step_or_version_are_shown(folders, tmp_path):
+    copy = shutil.copytree(folders[0], tmp_path / "copy")
+    results = json.loads((copy / "results.json").read_text())
+    del results["jprm"], results["model"]["step"], results["model"]["semantics"]
+    write_json(copy / "results.json", results)
+    page.report([copy], tmp_path / "page.html")
+    assert "step ? of" in (tmp_path / "page.html").read_text()
+
+
 def test_figures_are_whole_files_that_parse(written):
-    import xml.etree.ElementTree as ElementTree
 
     stored = {path.name: ElementTree.parse(path).getroot() for path in written[1].iterdir()}
     assert len(stored) > 2
