@@ -188,7 +188,7 @@ def labels_by_n(world: World) -> list[Row]:
     pools = {name: world.scored(name, SIZES[-1]) for name in names}
     at_n = np.minimum(SIZES, pools["formal"].size_P.min()) - 1  # a sample without steps is left out
     rule = {name: world.model(name).rule for name in names}
-    weights = [np.ones(pools["formal"].correct_PN.shape), *(pools[name].weight[rule[name]] for name in names)]
+    weights = [np.ones(pools["formal"].correct_PN.shape), *(pools[name].vote_weights(rule[name]) for name in names)]
     voted_PnK = votes(pools["formal"], np.stack(weights, -1), world.seed)[:, at_n]
     curves = {"majority vote": voted_PnK[..., 0]}
     for k, name in enumerate(names, start=1):
@@ -210,7 +210,7 @@ def labels_by_n(world: World) -> list[Row]:
 def rules(world: World) -> list[Row]:
     pools = world.scored("formal", CHOSEN)
     best = {rule: curve_Pn[:, -1] for rule, curve_Pn in chosen_curves(pools).items()}
-    weights = [np.ones(pools.correct_PN.shape), *(pools.weight[rule] for rule in RULES)]
+    weights = [np.ones(pools.correct_PN.shape), *(pools.vote_weights(rule) for rule in RULES)]
     majority_P, *voted = votes(pools, np.stack(weights, -1), world.seed)[:, -1].T
     return [
         {
@@ -264,7 +264,7 @@ def rlvr(world: World) -> list[Row]:
     after = scored(prm, list(read_records(pools)))
     for name, of_policy in (("before RLVR", world.scored("formal", CHOSEN)), ("after RLVR", after)):
         best_Pn = chosen_curves(of_policy)[prm.rule]
-        weights = np.stack([np.ones(of_policy.correct_PN.shape), of_policy.weight[prm.rule]], -1)
+        weights = np.stack([np.ones(of_policy.correct_PN.shape), of_policy.vote_weights(prm.rule)], -1)
         majority_P, vote_P = votes(of_policy, weights, world.seed)[:, -1].T
         uses[name] = {"one sample": best_Pn[:, 0], "majority of 64": majority_P, "best of 64": best_Pn[:, -1],
                       "weighted vote": vote_P}  # fmt: skip
@@ -303,12 +303,13 @@ def labels(world: World) -> list[Row]:
         results = run_suite(world.model(name).name, read_suite(out / "suite.json"), out / "judged" / name)
         pools, rule = world.scored(name, CHOSEN), world.model(name).rule
         found = results["processbench"]["files"]["chains"]["tuned"]
+        voted_P = votes(pools, pools.vote_weights(rule)[..., None], world.seed)[:, -1, 0]
         rows.append({
             "row": name, **cost,
             "step AUROC": in_percent(results["steps"]["auroc"]),
             "first errors, F1": in_percent({"value": found["f1"], "low": found["f1_low"], "high": found["f1_high"]}),
             "best of 64": estimated(chosen_curves(pools)[rule][:, -1], world.seed),
-            "weighted vote": estimated(votes(pools, pools.weight[rule][..., None], world.seed)[:, -1, 0], world.seed),
+            "weighted vote": estimated(voted_P, world.seed),
         })  # fmt: skip
     return rows
 
@@ -376,7 +377,7 @@ def of_quickstart(folder: pathlib.Path) -> list[Row]:
     first = {name: f1_draws(of_model, "tuning_chains", seed)["tuned"]["chains"] for name, of_model in chains.items()}
     pools = {name: pools_of(of_model["test_pools"]) for name, of_model in files.items()}
     best = {name: chosen_curves(of_model)[rule[name]][:, -1] for name, of_model in pools.items()}
-    weights = np.stack([of_model.weight[rule[name]] for name, of_model in pools.items()], -1)
+    weights = np.stack([of_model.vote_weights(rule[name]) for name, of_model in pools.items()], -1)
     voted = dict(zip(pools, votes(pools["formal"], weights, seed)[:, -1].T, strict=True))
     return [
         {
@@ -411,7 +412,7 @@ def main(
     """
     if quickstart:
         for row in of_quickstart(quickstart):
-            print(row.pop("row"), *(f"{name} {cell([figure])}" for name, figure in row.items()), sep=" | ")
+            print(row.pop("row"), *(f"{name} {cell(figure)}" for name, figure in row.items()), sep=" | ")
         return
     file = out / "rows.jsonl"
     finished = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
@@ -444,9 +445,11 @@ def tables(finished: Sequence[Mapping[str, Any]]) -> list[str]:
         columns = list(dict.fromkeys(key for row in lines[0]["rows"] for key in row if key != "row"))
         pages.append(f"{study}, seeds {', '.join(str(line['seed']) for line in lines)}\n")
         pages.append(f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}")
-        of_seeds = [line["rows"] + (first_less_others(line["rows"]) if study == "labels" else []) for line in lines]
+        of_seeds = [line["rows"] for line in lines]
+        if study == "labels" and len(lines) > 1:
+            of_seeds = [rows + first_less_others(rows) for rows in of_seeds]
         for rows in zip(*of_seeds, strict=True):
-            cells = [cell([row[column] for row in rows if row.get(column) is not None]) for column in columns]
+            cells = [over_seeds([row[column] for row in rows if column in row]) for column in columns]
             pages.append(f"| {rows[0]['row']} | {' | '.join(cells)} |")
         pages.append("")
     return pages
@@ -462,21 +465,26 @@ def first_less_others(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def cell(figures: Sequence[Any]) -> str:
-    """Returns a figure's mean over seeds as text, e.g. `72.4 [60.1, 84.7]`; least and largest of whole numbers.
+def over_seeds(figures: Sequence[Any]) -> str:
+    """Returns a figure's mean over seeds, e.g. `72.4 [60.1, 84.7]`, or the least and the largest of whole numbers.
 
     The interval is Student's over the seeds, whose problems, policies and models differ. One seed's is over problems.
     """
-    if len(figures) == 1 and isinstance(figures[0], Mapping) and "low" in figures[0]:
-        return "{value:.1f} [{low:.1f}, {high:.1f}]".format(**figures[0])
     values = [figure["value"] if isinstance(figure, Mapping) else figure for figure in figures]
+    if len(set(values)) < 2:
+        return cell([*figures, None][0] if len(figures) < 2 else values[0])
     if all(isinstance(value, int) for value in values):
-        return " to ".join(f"{value:,}" for value in sorted({min(values), max(values)})) if values else ""
-    digits = ".1f" if isinstance(figures[0], Mapping) else ".3g"
-    if len(set(values)) == 1:
-        return f"{values[0]:{digits}}"
+        return f"{min(values):,} to {max(values):,}"
     mean = mean_of_runs([Draws(value, np.zeros(0), 1) for value in values], fraction=False).interval()
+    digits = ".1f" if isinstance(figures[0], Mapping) else ".3g"
     return f"{mean.value:{digits}} [{max(-100.0, mean.low):{digits}}, {min(100.0, mean.high):{digits}}]"
+
+
+def cell(figure: Any) -> str:
+    """Returns a figure as text: `72.4 [60.1, 82.0]`, a number, or "" if there is none."""
+    if isinstance(figure, Mapping):
+        return "{value:.1f} [{low:.1f}, {high:.1f}]".format(**figure)
+    return "" if figure is None else f"{figure:,.1f}" if isinstance(figure, float) else f"{figure:,}"
 
 
 if __name__ == "__main__":
