@@ -50,7 +50,7 @@ def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
 def rank_keys(
     score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"], log_BP: Float[np.ndarray, "B P"] | None = None
 ) -> dict[str, Float[np.ndarray, " B"]]:
-    """Returns sort keys of B chains with up to P >= 1 steps by every rule in `RULES`, in float32.
+    """Returns sort keys of B chains with up to P >= 1 steps by every rule in `RULES`, rounded to float32.
 
     p_i are a chain's k step scores (true in the mask). `min`, `max`, `mean` and `last` are as named; `soft_min`
     is sum_i w_i p_i with w the softmax of -p / `SOFT_MIN_TEMPERATURE` (PURE, Cheng et al. 2025, arXiv 2504.15275),
@@ -58,9 +58,9 @@ def rank_keys(
     `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. These three take probabilities, including
     exactly 0 and 1, without NaN. A chain without steps has -inf by every rule, so no argmax chooses it.
 
-    `log_BP` are the logarithms of the scores, where these have rounded to 0 or 1 (`Scale.log_weights`).
+    `log_BP` (`Scale.log_weights`) are the logarithms of the scores, if some of these have rounded to 0 or 1.
     """
-    score_BP, some_B = np.asarray(score_BP, np.float32), mask_BP.any(-1)
+    some_B = mask_BP.any(-1)
     steps_B = np.maximum(mask_BP.sum(-1), 1)
     last_B = score_BP.shape[-1] - 1 - np.argmax(mask_BP[..., ::-1], axis=-1)
     inner_BP = np.clip(score_BP, LOG_ODDS_CLIP, 1 - LOG_ODDS_CLIP)
@@ -86,12 +86,6 @@ def rank_keys(
     return {rule: np.where(some_B, value[rule], -np.inf).astype(np.float32) for rule in RULES}
 
 
-def by_every_rule(score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"]) -> dict[str, Any]:
-    """Returns `rank_keys`, but `prod` and `mean_log` as products, (B,), which underflow in long chains."""
-    key, some_B = rank_keys(score_BP, mask_BP), mask_BP.any(-1)
-    return key | {rule: np.where(some_B, np.exp(key[rule]), -np.inf) for rule in ("prod", "mean_log")}
-
-
 def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
     """Pads chains to one float32 array and its mask; P is the longest length, at least 1."""
     length_B = np.array([len(x) for x in scores], int)
@@ -114,8 +108,9 @@ def chain_scores(
     """
     score_BP, mask_BP = padded([np.array(path) for path in paths])
     known_B = np.isfinite(score_BP).all(1) & mask_BP.any(1)
-    log_BP = scale.log_weights(score_BP).astype(np.float32) if scale.weight == "sigmoid" else None
-    score_BP = scale.weights(score_BP).astype(np.float32) if rule in PROBABILITY_RULES else score_BP
+    log_BP = None
+    if rule in PROBABILITY_RULES and scale.weight != "score":  # float32 would round probabilities close to 1
+        score_BP, log_BP = scale.weights(score_BP), scale.log_weights(score_BP)
     if rule in PROBABILITY_RULES and ((score_BP < 0) | (score_BP > 1)).any():
         raise ValueError(f"rule {rule!r} needs probabilities, but a score is outside [0, 1]: use 'min' or 'last'")
     score_BP[~known_B] = 0

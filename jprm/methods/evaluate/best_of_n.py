@@ -242,7 +242,7 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
     """Returns the ranking key and the log vote weight of the chains, by rule."""
     key, log_BP = rank_keys(score_BP, mask_BP), scale.log_weights(score_BP)
     if scale.weight != "score":
-        of_weights = rank_keys(scale.weights(score_BP).astype(np.float32), mask_BP, log_BP.astype(np.float32))
+        of_weights = rank_keys(scale.weights(score_BP), mask_BP, log_BP)
         key |= {rule: of_weights[rule] for rule in PROBABILITY_RULES}
     log_weight = {rule: scale.log_votes(np.asarray(key_B, float), rule) for rule, key_B in key.items()}
     sum_B = log_BP.sum(1, where=mask_BP)  # float32 would part weights that tie
