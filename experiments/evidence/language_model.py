@@ -266,7 +266,7 @@ def choice(shared: pathlib.Path, out: pathlib.Path) -> dict[str, Any]:
                 held = tests[policy]._replace(x_MF=tests[policy].x_MF[:, column_F])
                 log_odds_M, one_M = ranker.log_odds(held.x_MF), np.ones(len(held.x_MF))
                 for power in POWERS:
-                    weight_M = vote_weights(log_odds_M, power * one_M, held.problem_M)
+                    weight_M = vote_weights(log_odds_M, power * one_M, held)
                     gain[arm, power][seed, p] = vote_correct(held, weight_M) - vote_correct(held, one_M)
                 area[arm][seed, p] = auroc_in_problems(log_odds_M, pairs_of(held))
         print(f"seed {seed} is done", flush=True)

@@ -110,9 +110,9 @@ def figures(
     arms: Mapping[str, verdict.Arm], fused_M: np.ndarray,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns each chooser's gain over the majority on one file, and how far each arm is ahead of it."""
-    even_M, pool_M = np.ones(len(pool.chains.correct_M)), pool.chains.problem_M
+    even_M = np.ones(len(pool.chains.correct_M))
     majority_P = vote(pool, even_M)
-    of_arms = {name: vote(pool, vote_weights(arms[name](pool), even_M, pool_M)) for name in ARMS}
+    of_arms = {name: vote(pool, vote_weights(arms[name](pool), even_M, pool.chains)) for name in ARMS}
     gains = {**of_arms, "jprm fuse fit, its own vote": vote(pool, fused_M)}
     rows = {name: {"less majority": verdict.interval((vote_P - majority_P)[None])} for name, vote_P in gains.items()}
     for name, chooser in choosers.items():

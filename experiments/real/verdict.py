@@ -197,9 +197,9 @@ def figures(pool: Pool, by_seed: Sequence[Mapping[str, Arm]], larger: Mapping[st
     }  # fmt: skip
     shown = [name for name in by_seed[0] if name not in ALONE or name in pool.score_SM]
     odds = {name: np.stack([arms[name](pool) for arms in by_seed]) for name in shown}
-    one_M, pool_M = np.ones(len(chains.problem_M)), chains.problem_M
+    one_M = np.ones(len(chains.problem_M))
     votes = {
-        name: np.stack([every(vote_correct(chains, vote_weights(odds_M, one_M, pool_M))) for odds_M in odds_SM])
+        name: np.stack([every(vote_correct(chains, vote_weights(odds_M, one_M, chains))) for odds_M in odds_SM])
         for name, odds_SM in odds.items()
     }
     for name, odds_SM in odds.items():

@@ -118,8 +118,8 @@ class Pools(NamedTuple):
     of_pool: bool = False  # a sample's score depends on the pool's others
 
     def vote_weights(self, rule: str) -> Float[np.ndarray, "P N"]:
-        """Returns the weights in a vote by `rule`, as fractions of the largest in each pool."""
-        return relative(self.log_weight[rule])
+        """Returns the weights in a vote by `rule`, as fractions of the largest in each pool; 0 without an answer."""
+        return relative(np.where(self.answered_PN, self.log_weight[rule], -np.inf))
 
     @property
     def with_steps_PN(self) -> Bool[np.ndarray, "P N"]:

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 
 from jprm.methods.evaluate.baselines import Chosen, doubted
 from jprm.methods.evidence import sources as evidence
-from jprm.methods.evidence.fit import bucket, policy_of, pool_signals
+from jprm.methods.evidence.fit import bucket, policy_of
 from jprm.methods.evidence.ranker import STRENGTHS, Ranker, calibrated, fit_ranker, mixed_problems
-from jprm.methods.evidence.verifier import Vote, vote_weights
+from jprm.methods.evidence.verifier import Vote
 from jprm.tree import ReasoningTree, chains_of
 
 FOLDS = 5
@@ -68,8 +68,7 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
         ranker = calibrated(fit_ranker(train, valid), valid)
         if len(held.problem_M):
             key_M[held_M] = ranker.log_odds(held.x_MF)
-            power_P = Vote().powers(*pool_signals(ranker, held))
-            weight_M[held_M] = vote_weights(key_M[held_M], power_P[held.problem_M], held.problem_M)
+            weight_M[held_M] = Vote().weights(ranker, held)
     chosen, start = [], 0
     for tree in trees:
         end = start + len(chains_of(tree))

@@ -43,7 +43,7 @@ from jprm.methods.evidence.ranker import (
     vote_correct,
 )
 from jprm.methods.evidence.sources import Source, answers_of
-from jprm.methods.evidence.verifier import FusedVerifier, Vote, request_of, vote_weights
+from jprm.methods.evidence.verifier import FusedVerifier, Vote, request_of
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
 CHUNK = 64
@@ -141,26 +141,9 @@ def fit_calibrated(
     return calibrated(ranker, part([8, 9], "calibrate it"))
 
 
-def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
-    """Returns (share of the top answer, distance from the training chains) per pool; a vote's trust depends on both.
-
-    Vectorised `share_of_top` and `distance_of` of `jprm.methods.evidence.verifier`.
-    """
-    size_P = np.bincount(chains.problem_M)
-    labelled_M = chains.class_M >= 0
-    stride = int(chains.class_M.max(initial=0)) + 1
-    key_G, count_G = np.unique(chains.problem_M[labelled_M] * stride + chains.class_M[labelled_M], return_counts=True)
-    top_P = np.zeros(len(size_P))
-    np.maximum.at(top_P, key_G // stride, count_G)
-    square_M = np.mean(ranker.standard(chains.x_MF) ** 2, axis=1)
-    return top_P / size_P, np.sqrt(np.bincount(chains.problem_M, square_M) / size_P)
-
-
 def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]:
     """Returns each pool's weighted-vote correctness minus its majority-vote correctness."""
-    power_P = vote.powers(*pool_signals(ranker, chains))
-    weight_M = vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M], chains.problem_M)
-    return vote_correct(chains, weight_M) - vote_correct(chains, np.ones(len(weight_M)))
+    return vote_correct(chains, vote.weights(ranker, chains)) - vote_correct(chains, np.ones(len(chains.problem_M)))
 
 
 def stronger(chains: Chains, kept: float, seed: int) -> Chains:
@@ -268,9 +251,9 @@ def votes(names: Sequence[str]) -> bool:
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
     """Returns whether each pool's best chain (row 0) and vote (row 1) are correct."""
     ranker, vote, chooses = verifier
-    log_odds_M, power_P = ranker.log_odds(chains.x_MF), vote.powers(*pool_signals(ranker, chains))
-    voted_P = vote_correct(chains, vote_weights(log_odds_M, power_P[chains.problem_M], chains.problem_M))
-    return np.stack([voted_P if chooses == "answers" else best_correct(chains, log_odds_M), voted_P])
+    voted_P = vote_correct(chains, vote.weights(ranker, chains))
+    best_P = voted_P if chooses == "answers" else best_correct(chains, ranker.log_odds(chains.x_MF))
+    return np.stack([best_P, voted_P])
 
 
 def choose_verifier(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import scipy  # its parts are loaded when they are first used
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jprm.io.jsonl import list_of, number_of, parse
 from jprm.io.outputs import atomic_write, differing
@@ -23,7 +23,7 @@ from jprm.io.storage import Found, Place, mark_own, path_of, sha256_of
 from jprm.loading import VERIFIER
 from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import sources as evidence
-from jprm.methods.evidence.ranker import Ranker, answer_shares, relative_in_pools
+from jprm.methods.evidence.ranker import Chains, Ranker, answer_shares, relative_in_pools
 from jprm.methods.evidence.sources import Source, answers_of
 from jprm.options import ForeignCode, check_foreign, place_of
 from jprm.score.scale import PROBABILITY, Scale
@@ -57,22 +57,33 @@ class Vote:
         """
         return self.power * (1 - share_P) ** self.agreement / np.maximum(1, distance_P) ** self.distance
 
+    def weights(self, ranker: Ranker, chains: Chains) -> Float[np.ndarray, " M"]:
+        """Returns each chain's weight in its pool's vote."""
+        power_P = self.powers(*pool_signals(ranker, chains))
+        return vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M], chains)
+
+
+def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
+    """Returns (share of the top answer, distance from the training chains) per pool; a vote's trust depends on both."""
+    size_P = np.bincount(chains.problem_M)
+    answered_M = chains.class_M >= 0
+    stride = int(chains.class_M.max(initial=0)) + 1
+    key_G, count_G = np.unique(chains.problem_M[answered_M] * stride + chains.class_M[answered_M], return_counts=True)
+    top_P = np.zeros(len(size_P))
+    np.maximum.at(top_P, key_G // stride, count_G)
+    square_M = np.mean(ranker.standard(chains.x_MF) ** 2, axis=1)
+    return top_P / size_P, np.sqrt(np.bincount(chains.problem_M, square_M) / size_P)
+
 
 def vote_weights(
-    log_odds_M: Float[np.ndarray, " M"], power_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
+    log_odds_M: Float[np.ndarray, " M"], power_M: Float[np.ndarray, " M"], chains: Chains
 ) -> Float[np.ndarray, " M"]:
-    """Returns weights in [0, 1]: each chain's odds, capped at `MARGIN`, over its pool's highest, to a power."""
-    return relative_in_pools(power_M * np.minimum(log_odds_M, MARGIN), pool_M)[0]
+    """Returns weights in [0, 1]: each chain's odds, capped at `MARGIN`, over its pool's highest, to a power.
 
-
-def share_of_top(class_M: Int[np.ndarray, " M"]) -> float:
-    """Returns the share of a pool's commonest answer, from `answer_classes`; 0 without an answer."""
-    return np.bincount(class_M[class_M >= 0], minlength=1).max() / max(len(class_M), 1)
-
-
-def distance_of(standard_MF: Float[np.ndarray, "M F"]) -> float:
-    """Returns the root mean square of a pool's standardised evidence."""
-    return float(np.sqrt(np.mean(standard_MF**2))) if standard_MF.size else 0.0
+    A chain without an answer has no weight, and does not count as the highest.
+    """
+    log_M = np.where(chains.class_M >= 0, power_M * np.minimum(log_odds_M, MARGIN), -np.inf)
+    return relative_in_pools(log_M, chains.problem_M)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,14 +175,10 @@ class FusedVerifier:
                 outputs.append({name: np.zeros(0, np.float32) for name in self.output_names})
                 continue
             leaves = [chain[-1] for chain in chains_of(tree)]
-            class_M = answer_classes(answers_of(tree))
-            share = share_of_top(class_M) if len(leaves) > 1 else 0.0
-            distance = distance_of(self.ranker.standard(x_NF[leaves]))
-            power = self.vote.powers(np.array([share]), np.array([distance]))
-            log_odds_N = self.ranker.log_odds(x_NF)
-            vote_N = np.zeros(len(log_odds_N))  # a vote is of whole chains
-            vote_N[leaves] = vote_weights(log_odds_N[leaves], power, np.zeros(len(leaves), int))
-            named = {"score": scipy.special.expit(log_odds_N), "vote": vote_N}
+            class_M, one_M = answer_classes(answers_of(tree)), np.zeros(len(leaves), int)
+            vote_N = np.zeros(len(x_NF))  # a vote is of whole chains
+            vote_N[leaves] = self.vote.weights(self.ranker, Chains(x_NF[leaves], one_M, one_M, one_M, class_M))
+            named = {"score": scipy.special.expit(self.ranker.log_odds(x_NF)), "vote": vote_N}
             if self.chooses == "answers" and tree.kind == "pool" and len(leaves) > 1:
                 named["score"][leaves] = answer_shares(vote_N[leaves], class_M)
             outputs.append({name: value_N.astype(np.float32) for name, value_N in named.items()})

@@ -178,7 +178,8 @@ def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
             if rule not in PROBABILITY_RULES and ((weight_N := tree.scale.weights(value_N)) < 0).any():
                 remedy = "Name `weight` in the model's adapter, or choose by best or majority"
                 raise ValueError(f"a vote needs weights from 0, and a chain has {np.nanmin(weight_N):.4g}. {remedy}")
-            weight_N = relative(np.nan_to_num(tree.scale.log_votes(key_N, rule), nan=-np.inf, neginf=-np.inf))
+            log_N = tree.scale.log_votes(key_N, rule)
+            weight_N = relative(np.where((class_N >= 0) & ~np.isnan(log_N), log_N, -np.inf))
         winner = vote(class_N, weight_N)
         key_N = key_N if winner is None else np.where(class_N == winner, key_N, np.nan)
     at = best(key_N, class_N >= 0)

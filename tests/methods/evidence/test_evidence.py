@@ -19,7 +19,6 @@ from jprm.methods.evaluate.best_of_n import best_of_n_report, cut, drawn_pools, 
 from jprm.methods.evaluate.findings import verdict
 from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
-from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.evidence import fit as fit_module
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import ranked_by_text
@@ -31,7 +30,6 @@ from jprm.methods.evidence.fit import (
     fit_calibrated,
     gains,
     policy_of,
-    pool_signals,
 )
 from jprm.methods.evidence.ranker import (
     Chains,
@@ -46,7 +44,7 @@ from jprm.methods.evidence.ranker import (
     vote_correct,
 )
 from jprm.methods.evidence.sources import numbers, of_problem, results, value_of_step
-from jprm.methods.evidence.verifier import Vote, distance_of, share_of_top, vote_weights
+from jprm.methods.evidence.verifier import Vote, pool_signals, vote_weights
 from jprm.methods.jobs.score import score_file
 from jprm.methods.label.jobs import teacher_labels
 from jprm.methods.rl import rollout
@@ -382,18 +380,23 @@ def test_trust_falls_with_agreement_and_distance():
     vote = Vote(2.0, 1.0, 2.0)
     power_P = vote.powers(np.array([0.2, 0.9, 0.2]), np.array([0.5, 0.5, 2.0]))
     np.testing.assert_allclose(power_P, [1.6, 0.2, 0.4])
-    weight_M = vote_weights(np.array([1.0, 3.0, 9.0, 12.0]), np.full(4, 0.5), np.array([0, 0, 1, 1]))
+
+    def chains_of(pool_M, class_M):
+        zero_M = np.zeros(len(pool_M), int)
+        return Chains(zero_M[:, None], zero_M, np.array(pool_M), zero_M, np.array(class_M))
+
+    weight_M = vote_weights(np.array([1.0, 3.0, 9.0, 12.0]), np.full(4, 0.5), chains_of([0, 0, 1, 1], [0, 1, 0, 1]))
     np.testing.assert_allclose(weight_M, [np.exp(-1), 1, 1, 1])
-    weight_M = vote_weights(np.array([-0.002, 0.001]), np.full(2, 1e3), np.zeros(2, int))  # of a slope of 0.001
-    np.testing.assert_allclose(weight_M, [np.exp(-3), 1])
-    assert share_of_top(answer_classes(["x+1", "1+x", "2", None])) == 0.5  # as `pool_signals` counts
+    weight_M = vote_weights(np.array([-0.002, 0.001, 5]), np.full(3, 1e3), chains_of([0, 0, 0], [0, 1, -1]))
+    np.testing.assert_allclose(weight_M, [np.exp(-3), 1, 0])  # the third has no answer
     ranker = fit_ranker(random_chains(1, n=200), random_chains(2, n=200))
     chains = random_chains(6)
     share_P, distance_P = pool_signals(ranker, chains)
     for p in range(40):
         here = chains.problem_M == p
-        assert share_P[p] == pytest.approx(share_of_top(chains.class_M[here]))
-        assert distance_P[p] == pytest.approx(distance_of(ranker.standard(chains.x_MF[here])))
+        classes = chains.class_M[here].tolist()
+        assert share_P[p] == pytest.approx(max(classes.count(c) for c in {*classes, -2} - {-1}) / len(classes))
+        assert distance_P[p] == pytest.approx(np.sqrt(np.mean(ranker.standard(chains.x_MF[here]) ** 2)))
 
 
 def test_evidence_helps_on_a_policy_that_it_was_not_fitted_to():
