@@ -111,10 +111,11 @@ def left_out_words(report: Mapping[str, Any]) -> str:
 
 
 def best_first(baselines: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
-    """Returns the columns of baselines, sorted by the figure `key`, highest first."""
+    """Returns the columns of baselines, sorted by the figure or number `key`, highest first."""
 
     def value(name: str) -> float:
-        value = (baselines[name].get(key) or {}).get("value")
+        figure = baselines[name].get(key)
+        value = figure.get("value") if isinstance(figure, Mapping) else figure
         return value if isinstance(value, int | float) else -math.inf
 
     return {f"baseline: {words(name)}": baselines[name] for name in sorted(baselines, key=value, reverse=True)}

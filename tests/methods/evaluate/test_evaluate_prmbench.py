@@ -11,7 +11,7 @@ from rich.console import Console
 from jprm.methods.data.readers import find
 from jprm.methods.evaluate import prmbench as pb
 from jprm.methods.evaluate.benchmark import Request
-from jprm.methods.evaluate.blocks import show
+from jprm.methods.evaluate.blocks import PageModel, show
 from jprm.methods.evaluate.prmbench import BENCHMARK, SOCRATIC_PRMBENCH
 from jprm.methods.evaluate.run import OPTIONS, source_of
 from jprm.methods.evaluate.scored import ScoreError
@@ -164,6 +164,15 @@ def test_a_random_scorer_gets_what_theory_predicts(shared_data):
     report = pb.prmbench_report(perfect, seed=0)
     assert report["prm_score"]["value"] == report["prm_score"]["high"] == 1.0
     assert {group["value"] for group in report["groups"].values()} == {1.0}
+
+
+@pytest.mark.parametrize("bench", [BENCHMARK, SOCRATIC_PRMBENCH], ids=lambda bench: bench.title)
+def test_section_of_the_report_lists_baselines_best_first(bench):
+    name = (pb.PRMBENCH if bench is BENCHMARK else pb.SOCRATIC).classes[0]
+    report = bench.figures(Request({"f": [tree_of(record(name, [1, 1, 0], [0.9, 0.2, 0.1]))]}))
+    table = next(iter(bench.section([PageModel("one", {bench.name: report})])))
+    rows = {row[0]: row[1] for row in table.rows if row[0].startswith("baseline")}
+    assert len(rows) == 3 and list(rows.values()) == sorted(rows.values(), reverse=True)
 
 
 def test_bad_records_are_refused():
