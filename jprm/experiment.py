@@ -329,7 +329,7 @@ def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
         raise
     except MissingPart as error:
         raise MissingPart(f"{path}: {error}") from error
-    except DAMAGED as error:  # broken JSON and broken UTF-8 are ValueErrors too
+    except DAMAGED as error:
         raise ValueError(
             f"{path}: is damaged or of another version of jprm ({error}). Put a copy back, or train in another folder"
         ) from error

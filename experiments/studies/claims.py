@@ -466,13 +466,15 @@ def first_less_others(rows: Sequence[Row]) -> list[Row]:
 
 
 def over_seeds(figures: Sequence[Any]) -> str:
-    """Returns a figure's mean over seeds, e.g. `72.4 [60.1, 84.7]`, or the least and the largest of whole numbers.
+    """Returns a figure's mean over seeds, e.g. `72.4 [60.1, 84.7]`, or the range of whole numbers; "" for no seed.
 
     The interval is Student's over the seeds, whose problems, policies and models differ. One seed's is over problems.
     """
+    if len(figures) < 2:
+        return "".join(map(cell, figures))
     values = [figure["value"] if isinstance(figure, Mapping) else figure for figure in figures]
-    if len(set(values)) < 2:
-        return cell([*figures, None][0] if len(figures) < 2 else values[0])
+    if len(set(values)) == 1:
+        return cell(values[0])
     if all(isinstance(value, int) for value in values):
         return f"{min(values):,} to {max(values):,}"
     mean = mean_of_runs([Draws(value, np.zeros(0), 1) for value in values], fraction=False).interval()

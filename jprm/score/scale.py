@@ -59,7 +59,7 @@ class Scale:
 
         if self.weight == "sigmoid":
             return scipy.special.log_expit(score, dtype=float)
-        return scipy.special.xlogy(1, self.weights(score).clip(0))
+        return scipy.special.xlogy(1, self.weights(score).clip(0))  # as np.log, but of 0 without a warning
 
     def log_votes(self, key: Any, rule: str) -> Any:
         """Returns the log vote weights (*N) of chains with these sort keys (`jprm.score.aggregate.rank_keys`)."""

@@ -245,7 +245,7 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
         of_weights = rank_keys(scale.weights(score_BP), mask_BP, log_BP)
         key |= {rule: of_weights[rule] for rule in PROBABILITY_RULES}
     log_weight = {rule: scale.log_votes(np.asarray(key_B, float), rule) for rule, key_B in key.items()}
-    sum_B = log_BP.sum(1, where=mask_BP)  # float32 would part weights that tie
+    sum_B = log_BP.sum(1, where=mask_BP)  # float32 sums would separate weights that tie
     log_weight |= {"prod": sum_B, "mean_log": sum_B / mask_BP.sum(1)}
     return key, log_weight
 

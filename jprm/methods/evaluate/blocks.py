@@ -164,6 +164,7 @@ def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
     if not isinstance(report, Mapping):
         return
     value, low, high = (report.get(key) for key in ("value", "low", "high"))
+    # Integers beyond the floats cannot be formatted.
     if all(isinstance(x, int | float) and not abs(x) > 1e300 for x in (value, low, high)):
         yield " / ".join(path), f"{value:.4g} [{low:.4g}, {high:.4g}]"
     for key, inner in report.items():

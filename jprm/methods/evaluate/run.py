@@ -136,10 +136,12 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
         return {}
     wanted = {path_of(path).stem: set(map(normalise, problems_at(path))) for path in paths}
     known = {problem for problems in wanted.values() for problem in problems}
-    seen, addresses = set[str](), set[str]()
+    seen: set[str] = set()
+    addresses: set[str] = set()
     for name in read(path_of(model) / RUN).data.train:
         with contextlib.suppress(ValueError, OSError):  # of another machine or a stranger: it may name anything
-            addresses.add((file := path_of(name)).address)
+            file = path_of(name)
+            addresses.add(file.address)
             if file.here is True and file.exists() and not is_shards(file):
                 seen |= known & set(map(normalise, problems_at(file)))
     counts = {}

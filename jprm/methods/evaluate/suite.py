@@ -305,15 +305,15 @@ def read_results(folder: PathLike) -> dict[str, Any]:
         raise FileNotFoundError(f"{path}: not there: {folder} is no finished folder of `jprm eval suite`")
     try:
         results = parse(path.read_bytes(), os.fspath(path))
+        model, counts = results["model"], [file["n"] for file in results["data"].values()]
+        counts += results.get("unread", {}).values()
+        whole = {"sections", "neutral", "seed"} <= results.keys() and "rule" in model
+        whole &= isinstance(model["name"], str) and all(type(count) is int for count in counts)
     except RecordError as error:
         raise ValueError(f"{path}: {error.reason}; run `jprm eval suite` again") from None
-    try:
-        right = isinstance(results["model"]["name"], str) and {"sections", "neutral", "seed"} <= {*results}
-        counts = [file["n"] for file in results["data"].values()] + [*results.get("unread", {}).values()]
-        right &= "rule" in results["model"] and all(type(count) is int for count in counts)
     except DAMAGED:
-        right = False
-    if not right:
+        whole = False
+    if not whole:
         raise ValueError(f"{path}: not the results of a suite; run `jprm eval suite` again")
     return results
 

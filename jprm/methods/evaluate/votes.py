@@ -23,6 +23,9 @@ ENUMERATE = 10
 
 BATCH_BYTES = 32 * 2**20
 
+TIE = 1e-6
+"""Sampled totals that differ by less, relative to the largest, tie: they are float32 sums in random orders."""
+
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
     """Returns equivalence class ids in order of appearance; -1 if there is no answer.
@@ -59,12 +62,8 @@ def _same(left: str | float, right: str | float) -> bool:
     return equivalent(left, right) or equivalent(right, left)  # 1<x<2 accepts (1,2), and not the reverse
 
 
-TIE = 1e-6
-"""Sampled totals that differ by less, relative to the largest, tie: they are float32 sums in random orders."""
-
-
 def relative(log_PN: Float[np.ndarray, "*P N"]) -> Float[np.ndarray, "*P N"]:
-    """Returns weights as fractions of each row's largest, from their logarithms: long products underflow alone."""
+    """Returns weights as fractions of each row's largest, from their logarithms, which must be -inf without a vote."""
     return np.exp(log_PN - np.maximum(log_PN.max(-1, keepdims=True, initial=-np.inf), -1e300))
 
 
@@ -121,7 +120,7 @@ def vote_accuracy(
 def _scaled(weight_PNK, in_pool_PN):
     """Scales the weights per pool and weighting by a power of two; the largest is in [1/2, 1).
 
-    This keeps ties. Only ratios of weights matter, and products of many step scores would underflow float32.
+    This keeps ties. Only ratios of weights matter, and small ones would underflow float32.
     """
     top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
     return np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])

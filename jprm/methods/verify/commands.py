@@ -245,8 +245,7 @@ def _read(checker: CommandChecker, status: int, output: str, start_P: Sequence[i
     if error is None:
         return Judgement(None, f"gave no verdict: {_line(output) or f'exit status {status}'}")
     reason = _line(output[error.start() :] if checker.error else output) or f"exit status {status}"
-    numbers = {name: re.fullmatch("[0-9]{1,9}", text or "") for name, text in error.groupdict().items()}
-    place = {name: int(number[0]) for name, number in numbers.items() if number}
+    place = {name: int(text) for name, text in error.groupdict().items() if re.fullmatch("[0-9]{1,9}", text or "")}
     steps = len(start_P) - 1
     if "step" in place:
         return Judgement(False, reason, place["step"] - 1 if 0 < place["step"] <= steps else None)

@@ -155,7 +155,6 @@ def test_results_without_a_step_or_version_are_shown(folders, tmp_path):
 
 
 def test_figures_are_whole_files_that_parse(written):
-
     stored = {path.name: ElementTree.parse(path).getroot() for path in written[1].iterdir()}
     assert len(stored) > 2
     for root in stored.values():
