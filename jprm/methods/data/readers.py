@@ -58,6 +58,9 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
         return
     if not isinstance(item, dict):
         raise RecordError(where, "record", f"is {type(item).__name__}, no object", OTHER_FILE)
+    if "samples" not in item and "steps" in item:
+        remedy = 'Group the chains of a problem: {"problem": .., "samples": [{"steps": [..]}, ..]}.'
+        raise RecordError(where, "samples", "is absent: the record is one chain, not a pool", remedy)
     samples = take(item, "samples", list, where)
     samples = [
         sample_of(sample, where, f"samples[{i}]") if isinstance(sample, str | dict) else sample

@@ -259,6 +259,12 @@ def test_pools(shared_data):
     refused(RecordError, r"samples\[\d+\]\.steps", read, "pools", path)
 
 
+@pytest.mark.parametrize("more", [{}, {"labels": [1]}, {"final_answer_correct": True, "label": -1}], ids=sorted)
+def test_a_chain_is_no_pool(more, tmp_path):
+    path = write(tmp_path / "f.jsonl", {"problem": "p", "steps": ["a"], **more})
+    refused(RecordError, r"f.jsonl:1: samples: .*one chain, not a pool\. Group", read, "pools", path)
+
+
 def test_stepwise_records(tmp_path):
     path = write(tmp_path / "f.jsonl", {"prompt": "p", "completions": ["a", "b"], "labels": [True, False]})
     assert read("trl", path) == read("jsonl", path) == [{"problem": "p", "steps": ["a", "b"], "labels": [1.0, 0.0]}]
