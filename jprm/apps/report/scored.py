@@ -48,6 +48,8 @@ def collect_scored(paths: Sequence[str | os.PathLike]) -> tuple[Page, list[str]]
     trees: dict[str, list[ReasoningTree]] = {}
     for file in files:
         trees[_name(file, files)] = read = list(map(only_turns, read_trees(file)))
+        if not read:
+            raise ValueError(f"{file}: holds no record. Was the command that wrote it stopped?")
         if all(node.score is None for tree in read for node in tree.nodes):
             fix = "Score it first: jprm score --model DIR --input FILE --output SCORED.jsonl, and give SCORED.jsonl"
             if any(KEY in tree.extra for tree in read):

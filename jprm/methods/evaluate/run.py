@@ -61,7 +61,9 @@ class FileReader(NamedTuple):
         return {"reader": self.name, **self.options, "reading": digest(self.reader)}
 
     def records(self, path: PathLike) -> list[dict[str, Any]]:
-        return [record for _, record in self.reader.read(path, **self.options)]
+        if records := [record for _, record in self.reader.read(path, **self.options)]:
+            return records
+        raise ValueError(f"{os.fspath(path)}: holds no record. Was the command that wrote it stopped?")
 
 
 def run(benchmark: Benchmark, options: Any) -> Report:
@@ -204,7 +206,8 @@ def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[st
             for i, tree in enumerate(map(tree_of, items), start=1):
                 if tree.semantics == "rating" and any(node.label == 0 for node in tree.nodes):
                     raise ScoreError(
-                        f"{name}, record {i}: has a neutral rating. Give `neutral`: positive|negative|drop"
+                        f"{name}, record {i}: has a neutral rating. Say what it counts as: --neutral"
+                        " positive|negative|drop (in a suite `neutral`)"
                     )
 
 

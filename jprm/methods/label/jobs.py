@@ -103,6 +103,8 @@ def label_consensus(
     `thresholds` are for the input and the others: a label below is an error (by default as in `consensus`).
     """
     check_output(output, input, *others)
+    for path in (input, *others):
+        count(path)  # raises if the file is empty
     trees, by_other = trees_in(input), []
     for other in others:
         by_other.append(collections.Counter(kept=0))

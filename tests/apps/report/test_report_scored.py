@@ -74,6 +74,8 @@ def test_a_file_without_scores_or_with_scores_of_two_scales_is_refused(tmp_path,
 
     write_records(tmp_path / "plain.jsonl", [{"problem": "p", "steps": ["a"]}])
     refused(ValueError, r"no step has a score\. Score it first: jprm score", collect_scored, [tmp_path / "plain.jsonl"])
+    write_records(tmp_path / "empty.jsonl", [])
+    refused(ValueError, r"empty.jsonl: holds no record", collect_scored, [tmp_path / "empty.jsonl"])
     for name in ("a", "b"):
         write_records(tmp_path / f"{name}.jsonl", [CHAIN])
     info = {"version": 2, "scale": {"threshold": 0.0, "weight": "sigmoid", "redundancy": None}}

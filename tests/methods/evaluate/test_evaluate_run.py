@@ -18,7 +18,7 @@ from jprm.methods.evaluate import best_of_n
 from jprm.methods.evaluate import suite as suites
 from jprm.methods.evaluate.benchmarks import find
 from jprm.methods.evaluate.options import OPTIONS
-from jprm.methods.evaluate.run import run
+from jprm.methods.evaluate.run import run, source
 from jprm.score import scorer
 
 
@@ -187,6 +187,12 @@ def test_a_file_that_is_not_there_is_refused_before_another_is_scored(tiny_run, 
     assert call("processbench", *line, "--json", tmp_path / "r.json") == 2
     assert "none.json" in capsys.readouterr().err
     assert not (tmp_path / "r.json.scores").exists()
+
+
+@pytest.mark.parametrize("reader", ["processbench", "prmbench", "pools", "jsonl"])
+def test_a_file_without_records_is_refused(reader, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    refused(ValueError, "empty.jsonl: holds no record", source(reader).records, tmp_path / "empty.jsonl")
 
 
 def test_a_prepared_folder_is_evaluated_as_its_records(tiny_run, tmp_path):

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import refused
 
-from jprm.methods.label.jobs import consensus, first_error, implied
-from jprm.tree import tree_of
+from jprm.io.jsonl import write_records
+from jprm.methods.label.jobs import consensus, first_error, implied, label_consensus
+from jprm.tree import record_of, tree_of
 
 
 def chain(labels, problem="p", **keys):
@@ -80,3 +81,11 @@ def test_semantics_without_a_usual_threshold_need_one():
     trees = [chain([1.5, -2], semantics="advantage")]
     refused(ValueError, "'advantage'", list, consensus(trees, trees))
     assert [tree.extra["consensus"] for tree in consensus(trees, trees, thresholds=(0, 0))] == [1]
+
+
+def test_files_without_records_are_refused(tmp_path):
+    full, empty = tmp_path / "full.jsonl", tmp_path / "empty.jsonl"
+    write_records(full, [record_of(chain([1]))])
+    write_records(empty, [])
+    for input, other in ((full, empty), (empty, full)):
+        refused(ValueError, "empty.jsonl: holds no record", label_consensus, input, [other], tmp_path / "out.jsonl")
