@@ -166,7 +166,7 @@ def parse(line: bytes, where: str) -> Any:
     Raises:
       RecordError: invalid UTF-8, invalid or truncated JSON, NaN or infinity, or a duplicate key.
     """
-    remedy = "Write one whole JSON object a line, in UTF-8; null stands for an absent number."
+    remedy = "Write whole JSON in UTF-8, in JSON Lines one object a line; null stands for an absent number."
     if not line.strip():
         raise RecordError(where, "line", "is empty instead of a record: the file was cut off", remedy)
     try:

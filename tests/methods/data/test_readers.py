@@ -501,7 +501,7 @@ ODD = {
     "bz2": (b"BZh91AY", "is compressed"),
     "zip": (b"PK\x03\x04...", "is compressed"),
     "csv": (b"problem,steps\nx,y\n", "Is it CSV"),
-    "digits": (b'{"problem": "p", "steps": ["a"], "n": ' + b"9" * 5000 + b"}", "has 5000 digits. Write one"),
+    "digits": (b'{"problem": "p", "steps": ["a"], "n": ' + b"9" * 5000 + b"}", "has 5000 digits. Write whole"),
     "unseen": (json.dumps({"problem": "p", "steps": ["a", "\u200b"]}).encode(), r"steps\[1\]: is empty"),
 }
 
