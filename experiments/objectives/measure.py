@@ -17,10 +17,10 @@ from scipy.special import stdtrit
 
 from experiments.objectives.data import merged
 from jprm.methods.evaluate import baselines
-from jprm.methods.evaluate.best_of_n import Pools, best_of_n, pools_of
+from jprm.methods.evaluate.best_of_n import Pools, pools_of
 from jprm.methods.evaluate.calibration import ece
 from jprm.methods.evaluate.steps import steps_report
-from jprm.methods.evaluate.votes import vote_accuracy
+from jprm.methods.evaluate.votes import best_of_n, vote_accuracy
 from jprm.methods.jobs.calibration_map import apply, fit
 from jprm.score.scale import Scale
 from jprm.statistics import Draws, auroc, draws, interval, jsonable, weighted_mean

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from jprm.methods.evaluate.best_of_n import best_of_n
 from jprm.methods.evaluate.blocks import Table, interval, points, show
+from jprm.methods.evaluate.votes import best_of_n
 from jprm.methods.judge.compare import Comparison
 from jprm.methods.judge.critiques import PROMPTS
 from jprm.methods.judge.judge import Judge

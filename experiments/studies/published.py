@@ -31,10 +31,9 @@ from jprm.io.jsonl import parse
 from jprm.io.outputs import Bar
 from jprm.methods.answers import equivalent, extract_answer
 from jprm.methods.data.overlap import normalise
-from jprm.methods.evaluate.best_of_n import best_of_n
 from jprm.methods.evaluate.calibration import brier, ece_interval
 from jprm.methods.evaluate.multiple import discoveries, p_value, smallest_shown
-from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
+from jprm.methods.evaluate.votes import answer_classes, best_of_n, vote_accuracy
 from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import ranked_by_text
 from jprm.methods.evidence.fit import PolicyPools, bucket, candidates, choose_verifier, choose_vote, policy_of, right_of

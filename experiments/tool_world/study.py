@@ -29,10 +29,9 @@ from rich.console import Console
 import jprm
 from experiments.tool_world import agents, shop
 from jprm.io.jsonl import write_records
-from jprm.methods.evaluate.best_of_n import best_of_n
 from jprm.methods.evaluate.blocks import Table, interval, percent, points, show
 from jprm.methods.evaluate.processbench import right_at, weighted_f1
-from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
+from jprm.methods.evaluate.votes import answer_classes, best_of_n, vote_accuracy
 from jprm.methods.formats.chat_template import template_of
 from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.methods.rl.samples import sample_episodes

@@ -10,11 +10,10 @@ import pytest
 from scipy.stats import norm
 from simulated import at_least, correlated
 
-from jprm.methods.evaluate.best_of_n import best_of_n
 from jprm.methods.evaluate.calibration import reliability_curve
 from jprm.methods.evaluate.prmbench import PRMBENCH, prm_scores
 from jprm.methods.evaluate.processbench import average_draws, cross_fit, right_at, weighted_f1
-from jprm.methods.evaluate.votes import vote_accuracy
+from jprm.methods.evaluate.votes import best_of_n, vote_accuracy
 from jprm.methods.label.monte_carlo import wilson
 from jprm.statistics import (
     Draws,

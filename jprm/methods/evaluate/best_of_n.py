@@ -32,7 +32,7 @@ from jprm.methods.evaluate.options import BestOfNOptions
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.run import UNREAD, model_of, scored_files, source, stored_trees
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
-from jprm.methods.evaluate.votes import answer_classes, relative, vote_accuracy
+from jprm.methods.evaluate.votes import answer_classes, best_of_n, relative, vote_accuracy
 from jprm.methods.formats.adapters.published import named as adapter_of
 from jprm.methods.jobs.score import stored_scale
 from jprm.methods.verify.verifiers import UNDECIDED
@@ -53,53 +53,6 @@ USES = ("best_of_n", "weighted_vote")
 
 COMPARED = 2**24
 """The most numbers in columns of differences to compare at once (128 MB)."""
-
-
-@functools.lru_cache(maxsize=4)  # of pools of one size, every rule asks for the same
-def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
-    """Returns the probability that the best of n samples has rank r, for n = 1 .. n_max.
-
-    `size` is the number of samples in the pool.
-
-    C(N - r - 1, n - 1) / C(N, n), computed as n / (N - r) times prod_{i<n} (N - r - i) / (N - i). All factors are at
-    most 1, so it cannot overflow.
-    """
-    rank_N1, drawn_n = np.arange(size)[:, None], np.arange(n_max)
-    none_better_Nn = np.cumprod(np.maximum(size - rank_N1 - drawn_n, 0) / (size - drawn_n), axis=1)
-    return none_better_Nn * (drawn_n + 1) / (size - rank_N1)
-
-
-def best_of_n(
-    key_PN: Float[np.ndarray, "P N"],
-    correct_PN: Float[np.ndarray, "P N"],
-    valid_PN: Bool[np.ndarray, "P N"],
-    size_P: Int[np.ndarray, " P"],
-    n_max: int,
-) -> Float[np.ndarray, "P n"]:
-    """Returns the exact expected correctness when choosing the highest key among n samples.
-
-    Samples are drawn from the first `size_P[p]`.
-
-    Tied samples are chosen with equal probability, so each counts as the mean correctness of its tie group. The
-    expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to [C(N -
-    r, n) - C(N - r - t, n)] / C(N, n) for t tied samples after r better ones. Invalid samples rank last and are
-    incorrect. `n_max` must be at most min(size_P).
-    """
-    value_Pn = np.zeros((len(key_PN), n_max))
-    for size in np.unique(size_P):
-        of_size = size_P == size
-        key_BN, correct_BN, valid_BN = (x[of_size, :size] for x in (key_PN, correct_PN, valid_PN))
-        order_BN = np.argsort(np.where(valid_BN, -key_BN, np.nan), axis=-1)  # NaN goes last, after a valid -inf
-        key_BN, correct_BN, valid_BN = (
-            np.take_along_axis(x, order_BN, -1) for x in (key_BN, np.where(valid_BN, correct_BN, 0.0), valid_BN)
-        )
-        first_BN = np.ones(key_BN.shape, bool)
-        first_BN[:, 1:] = valid_BN[:, 1:] & (key_BN[:, 1:] != key_BN[:, :-1])
-        first_BN[:, 1:] |= valid_BN[:, 1:] != valid_BN[:, :-1]
-        group_M = np.cumsum(first_BN.ravel()) - 1
-        mean_G = np.bincount(group_M, correct_BN.ravel()) / np.bincount(group_M)
-        value_Pn[of_size] = mean_G[group_M].reshape(key_BN.shape) @ best_rank_probability(int(size), n_max)
-    return value_Pn
 
 
 class Pools(NamedTuple):

@@ -89,7 +89,7 @@ def test_curves_equal_brute_force_over_all_subsets(pool):
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1860])
 def test_best_rank_probability_is_exact_at_any_size(size):
-    chance_Nn = bon.best_rank_probability(size, size)
+    chance_Nn = votes.best_rank_probability(size, size)
     np.testing.assert_allclose(chance_Nn.sum(0), 1, rtol=1e-12)  # 1,860 float64 factors round to about 1e-13
     rng = np.random.default_rng(size)
     pairs = [(0, 1), (0, size), (size - 1, 1), *rng.integers([0, 1], [size, size + 1], (30, 2))]
