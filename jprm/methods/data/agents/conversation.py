@@ -18,6 +18,7 @@ class Conversation:
         self.between = between  # separator between texts of one turn
         self.left = left or Leftovers(SessionOptions("error"))
         self.inputs = 0  # messages not by the agent; its output between two of them shares one key
+        self.repeated = 0  # turns that the part before a compaction holds too
         self._messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
         self._texts: list[str] = []  # of the current turn, like `_thoughts`
@@ -41,12 +42,9 @@ class Conversation:
         return bool(self._open or self._unnamed)
 
     @property
-    def turns(self) -> int:
-        return len(self._messages) - self.inputs
-
-    @property
     def has_turn(self) -> bool:
-        return self.turns > 0
+        """Whether the agent has a turn that no part before holds."""
+        return len(self._messages) > self.inputs + self.repeated
 
     def _join(self) -> None:
         """Joins the collected texts of the last turn into its message."""

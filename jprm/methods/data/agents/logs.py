@@ -169,16 +169,21 @@ _NO_TURN = "the agent has no turn"
 
 
 def trajectories(
-    sessions: Sequence[tuple[Sequence[Conversation], Record]], where: str, left: Leftovers, context: re.Pattern[str]
+    sessions: Sequence[tuple[Sequence[Conversation], Record]],
+    where: str,
+    left: Leftovers,
+    context: re.Pattern[str] = re.compile(""),
 ) -> Iterator[Record]:
-    """Yields a trajectory for each part with an agent turn.
+    """Yields a trajectory for each part in which the agent has a turn.
 
-    Drops a file without one, e.g. if each request failed. Raises RecordError if no line holds a message.
+    The problem, which groups the runs of a task, is the session's first user message.
 
-    The problem, which groups the runs of a task, is the session's first user message, without the text at its beginning
-    that matches `context`: the program writes such text in the user's name, e.g. about the folder and the shell.
+    sessions: (parts between compactions, fields of the records) for each session in the file.
+    context: text at the beginning of user messages that the program wrote, e.g. about the folder. The problem lacks it.
 
-    sessions: (parts between compactions, fields of the records) of each session in the file.
+    Raises:
+      Dropped: the agent has no turn in the file, e.g. because each request failed.
+      RecordError: no line holds a message.
     """
     parts = [part for parts, _ in sessions for part in parts]
     if not any(part.has_turn for part in parts):

@@ -7,7 +7,6 @@ the `to_llm_message` of each event (openhands-sdk 1.58).
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,25 +39,23 @@ def _trajectories(
     events: Sequence[Event], about: Record, where: str, left: Leftovers, options: SessionOptions
 ) -> Iterator[Record]:
     """Reads the events; after a condensation, a new part reads those that are still in the context once more."""
-    parts, context, turns, tools = [Conversation(left=left)], [], 0, []
+    parts, context, tools = [Conversation(left=left)], [], []
     for i, (place, event) in enumerate(events):
         event = object_of(event, place, f"events[{i}]", "Is this file of OpenHands' events?")
         if _is_condensation(event):
             context = _condensed(context, event, place, f"events[{i}]")
-            if parts[-1].turns == turns:  # no new turn since the condensation before
+            if not parts[-1].has_turn:
                 parts.pop()
-            parts.append(Conversation(left=Leftovers(options)))
+            part = Conversation(left=Leftovers(options))  # the repeated events are counted once
             for old in context:
-                _add(*old, parts[-1])
-            parts[-1].left, turns = left, parts[-1].turns
+                _add(*old, part)
+            part.left, part.repeated = left, len(part) - part.inputs
+            parts.append(part)
             continue
         context.append((event, place, f"events[{i}]"))
         tools = _add(*context[-1], parts[-1]) or tools
-    if len(parts) > 1 and parts[-1].turns == turns:
-        left.skip("messages without a turn after them, e.g. of a last compaction")
-        parts.pop()
     about = {**about, **({"tools": tools} if tools else {})}
-    yield from trajectories([(parts, about)], where, left, re.compile(""))
+    yield from trajectories([(parts, about)], where, left)
 
 
 _Placed = tuple[Mapping[str, Any], str, str]
