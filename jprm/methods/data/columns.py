@@ -25,18 +25,18 @@ class ColumnOptions:
     file lacks it.
 
     problem: text, or messages, whose system message becomes `system`.
-    steps: a list of texts, or one text, which is split (at the step tags `ки` and `<extra_0>` if present, like the
-        texts of `samples`). A path
+    steps: a list of texts, or one text, which is split (at the step tags `ки` and `<extra_0>` if present). A path
         through a list of objects reads one field from each, e.g. `steps.text`. A list of lists is read as several
         chains, or as steps in pieces if each inner list holds one text or has one label. If empty, the records are
         problems without solutions.
     nested: whether the inner lists of a list of lists are `steps` or `chains`; required if the file leaves it open.
-        `steps` also takes a list of texts that look like whole solutions as steps. Not a column.
-    samples: texts, lists of steps, or objects with `response` or `steps`. The record becomes a pool.
+        `steps` is also required if the texts of the steps look like whole solutions. Not a column.
+    samples: texts (split like `steps`), lists of steps, or objects with `response` or `steps`. The record becomes a
+        pool.
     labels: a list of numbers, booleans, nulls or words, e.g. `["correct", "wrong"]`; null if the chain has no labels.
         If `steps` holds several chains, one list per chain. A file with a column `labels` is refused unless this or
         `first_error` is given.
-    scores: a list with a stored score of each step, e.g. a PRM's; for samples and several chains, a list per chain.
+    scores: a list of stored step scores, e.g. a PRM's; for samples and several chains, one list per chain.
     first_error: the number of the first wrong step; null, "N/A" and numbers below `first_step` mean that every step is
         right. Earlier steps get label 1, the wrong step 0, later steps no label. If every step is right, all get 1,
         unless `correct` is false: then no step gets a label. If `steps` holds several chains, one number per chain.
@@ -165,13 +165,13 @@ def _problem(fields: Record, columns: Mapping[str, str], where: str) -> Record:
 # ---- Chains.
 
 
-_OF_CHAIN = ("steps", "labels", "scores", "first_error", "correct")
+_PER_CHAIN = ("steps", "labels", "scores", "first_error", "correct")
 
 
 def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: str | None, where: str) -> list[Record]:
-    """Splits an item into chains; returns the steps, labels, first error and outcome of each."""
+    """Splits an item into chains; returns the fields of `_PER_CHAIN` for each."""
     steps = fields["steps"]
-    values = {field: fields[field] for field in _OF_CHAIN if field in fields}
+    values = {field: fields[field] for field in _PER_CHAIN if field in fields}
     if isinstance(steps, str) or not steps or not all(isinstance(step, list) for step in steps):
         return [values]
     for i, step in enumerate(steps):
@@ -297,19 +297,19 @@ def _text(value: Any, where: str, field: str) -> str:
 # ---- Pools.
 
 
-_OF_SAMPLE = {"correct": "correct", "predictions": "answer", "labels": "labels", "scores": "scores"}
-"""Fields that list a value for each sample, and its key in a sample."""
+_PER_SAMPLE = {"correct": "correct", "predictions": "answer", "labels": "labels", "scores": "scores"}
+"""Fields that list one value per sample, with the key of the value in a sample."""
 
 
 def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: ColumnOptions, where: str) -> Record:
-    """Builds a pool; spreads the lists `correct`, `predictions` and `labels` over its samples."""
+    """Builds a pool; spreads the lists of `_PER_SAMPLE` over its samples."""
     column, values = columns["samples"], fields["samples"]
     if not isinstance(values, list):
         raise RecordError(where, column, "is str, not list", "Name a column with a list of samples.")
     if column == "resps" and len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list per request
         values = values[0]
     samples = [_sample(value, where, f"{column}[{i}]") for i, value in enumerate(values)]
-    for field, key in _OF_SAMPLE.items():
+    for field, key in _PER_SAMPLE.items():
         listed = fields.get(field)
         if listed is None:
             continue
@@ -399,15 +399,12 @@ def parse_layout(
             field: next((path for path in paths if _has(item, path)), "") for field, paths in fields.items()
         }
         if isinstance(item.get(samples), list) and named["problem"]:
-            scores = item.get("scores") if "scores" in fields else None
-            if (
-                not isinstance(scores, list)
-                or len(scores) != len(item[samples])
-                or not all(map(_pieces, item[samples], scores))
+            scores = item["scores"] if named.pop("scores", "") else None
+            if isinstance(scores, list) and all(
+                itertools.starmap(_pieces, itertools.zip_longest(item[samples], scores))
             ):
-                named.pop("scores", None)  # not of the steps: they are kept like other columns
-            semantics: Any = "value" if "scores" in named else "correctness"
-            options = ColumnOptions(samples=samples, semantics=semantics, empty_samples=empty_samples, **named)
+                named |= {"scores": "scores", "semantics": "value"}  # else they are kept like other columns
+            options = ColumnOptions(samples=samples, empty_samples=empty_samples, **named)
             return map(_with_last_answer, parse_columns(item, where, options))
     return None
 
