@@ -376,7 +376,7 @@ class Bar(Progress):
     def __exit__(self, *error: Any) -> None:
         self._ended.set()
         super().__exit__(*error)
-        if self._logs:
+        if self._logs and (self.tasks[0].completed > self._before or not self.tasks[0].description):  # else it is shown
             print(self.line(), flush=True)
 
     def add(self, count: float = 1, note: str | None = None) -> None:

@@ -31,6 +31,12 @@ def test_a_short_command_prints_its_last_line_alone(capsys):
     assert capsys.readouterr().out == "scoring g.jsonl: 3 of 3\n"
 
 
+def test_a_command_without_progress_prints_its_line_once(capsys):
+    with Bar("mine", 40, 40, note="finished"):
+        pass
+    assert capsys.readouterr().out == "mine: 40 of 40, finished\n"
+
+
 def test_a_hidden_bar_prints_nothing(capsys):
     with Bar("mine", 2, note="compiling", shown=False) as bar:
         bar.add(2)
