@@ -192,9 +192,9 @@ class PRM:
 
     def _chunks(self, records: Iterable[dict[str, Any]]) -> Iterator[Prepared]:
         """Yields packed record chunks, and compiles their programs."""
-        records, compiled = iter(records), set()
+        records, compiled, places = iter(records), set(), map("record {}".format, itertools.count(1))
         while chunk := list(itertools.islice(records, CHUNK)):
-            prepared = dataclasses.replace(self.prepare([tree_of(record) for record in chunk]), records=chunk)
+            prepared = dataclasses.replace(self.prepare(list(map(tree_of, chunk, places))), records=chunk)
             for batch in prepared.batches if self.ratio is None else ():
                 if batch.rows.tokens.shape not in compiled:
                     compiled.add(batch.rows.tokens.shape)

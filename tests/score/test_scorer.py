@@ -260,6 +260,12 @@ def test_what_are_no_records_is_refused_at_the_call(prm, records):
     refused(ValueError, "takes records", prm.score_many, records)
 
 
+def test_score_many_names_the_bad_record(prm, monkeypatch):
+    monkeypatch.setattr(scorer, "CHUNK", 2)
+    records = [*({"problem": "p", "steps": ["a"]} for _ in range(2)), {"problem": "p", "steps": "a"}]
+    refused(jprm.tree.RecordError, "^record 3: steps: ", list, prm.score_many(records))
+
+
 def test_arrays_and_tuples_are_lists(prm):
     """As in `DataFrame.to_dict("records")` of a Parquet file."""
     record = {"problem": "What is 3 + 4?", "steps": ["3 + 4 = 7", "So 7."], "labels": [1, 0]}
