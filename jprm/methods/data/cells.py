@@ -267,7 +267,7 @@ def _object(parts: Iterator[tuple[str, str]], depth: int) -> dict:
 
 POSITIVE = frozenset(("+", "true", "correct", "right", "yes", "good", "positive", "valid", "pass", "passed", "y"))
 INVALID = "[invalid]"
-"""What lm-eval and OVM write for the answer, or outcome, of a sample that states none."""
+"""lm-eval and OVM write this for the answer, or outcome, if a sample states no answer."""
 NEGATIVE = frozenset(
     ("-", "false", "incorrect", "wrong", "no", "bad", "negative", "invalid", INVALID, "fail", "failed", "n")
 )

@@ -224,7 +224,7 @@ def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: 
     if "correct" in chain:
         record["correct"] = verdict_of(chain["correct"], where, columns["correct"])
     if "labels" in entries:
-        record["labels"] = _labels(entries["labels"], count, options, where)
+        record["labels"] = _labels(entries["labels"], count, options.semantics, where, options.labels)
     if "scores" in entries:
         record["scores"] = _listed(entries["scores"], count, where, options.scores)
     if entries:
@@ -237,10 +237,9 @@ def _chain(chain: Record, problem: Record, columns: Mapping[str, str], options: 
     return record_of(tree_of(record, where))
 
 
-def _labels(labels: Any, count: int, options: ColumnOptions, where: str, column: str = "") -> list[float | None]:
-    column = column or options.labels
+def _labels(labels: Any, count: int, semantics: str, where: str, column: str) -> list[float | None]:
     labels = _listed(labels, count, where, column, ", null for none")
-    return [label_of(label, options.semantics, where, f"{column}[{i}]") for i, label in enumerate(labels)]
+    return [label_of(label, semantics, where, f"{column}[{i}]") for i, label in enumerate(labels)]
 
 
 def _listed(values: Any, count: int, where: str, column: str, also: str = "") -> list:
@@ -271,8 +270,8 @@ def _steps(steps: Sequence[Any], where: str, column: str, sure: bool) -> list[st
         remedy = f"They are samples: give --set samples={column}, and no steps. Or give nested=steps if they are steps."
         raise RecordError(where, column, f"holds {len(texts)} whole solutions, not the steps of one", remedy)
     if len(texts) > 2 and all(a.strip() and b.startswith(a) and a != b for a, b in itertools.pairwise(texts)):
-        remedy = "Cut the one before off each, so that it is a step."
-        raise RecordError(where, column, "holds prefixes of one solution: each begins with the one before", remedy)
+        remedy = "Remove from each entry the text of the entry before."
+        raise RecordError(where, column, "holds prefixes of one solution: each begins with the entry before", remedy)
     return [" ".join(pieces) if (pieces := tagged_steps(text)) else text for text in texts]
 
 
@@ -353,7 +352,7 @@ def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, whe
         raise RecordError(
             where, field, f"is {type(value).__name__}, not list", f"{remedy}--set correct={options.labels}."
         )
-    return {key: _labels(value, len(sample["steps"]), options, where, field)}
+    return {key: _labels(value, len(sample["steps"]), options.semantics, where, field)}
 
 
 def without_empty(pool: Record, choice: str) -> Record:

@@ -22,9 +22,9 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """Returns the chain record of a record, if it is stepwise, a chat or free text.
 
     Free text is {"problem", "response"}, a chat {"messages"}. The text is split by the rule in `segmentation`
-    (`jprm.steps.RULES`, default `auto`), and the chain names the rule that was used. By `auto`, a text with tags
-    (`tagged_steps`) ends its steps there, and `response` loses them. Steps are stripped; `response` and `messages` are
-    kept. Thoughts in a separate field are put before the text in <think> tags. A system message becomes
+    (`jprm.steps.RULES`, default `auto`), and the chain names the rule that was used. By `auto`, a text with step tags
+    is split at the tags instead (`tagged_steps`), and `response` loses them. Steps are stripped; `response` and
+    `messages` are kept. Thoughts in a separate field are put before the text in <think> tags. A system message becomes
     the chain's `system`.
 
     Raises RecordError like `jprm.tree.tree_of`.

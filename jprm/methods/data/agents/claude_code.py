@@ -56,8 +56,8 @@ _CONTEXT = re.compile(
     r"((Caveat: The messages below|\[Request interrupted|<local-command-|<command-name>|<bash-).*)?",
     re.DOTALL,
 )
-"""Text that the program writes in the user's name: before a prompt, e.g. about a file in the editor, or as a message of
-its own about a command of its own, e.g. /clear, or a shell."""
+"""Text that Claude Code writes in the user's name: before a prompt, e.g. about a file in the editor, or as a whole
+message, e.g. about /clear or a shell command."""
 
 
 def _session_lines(events: Sequence[Event], left: Leftovers) -> list[tuple[str, Line]]:
@@ -209,10 +209,10 @@ class _Tree:
         return chain[::-1]
 
     def _under(self, i: int, parent: int) -> int:
-        """Returns the newest message of the turn that a line follows, if the line is a note of the program on it.
+        """Returns the line that line i follows: its parent, or the newest message before i if i is a note on that turn.
 
-        A note, e.g. of a hook or of a retried request, may name an early line of the turn as its parent. If the turn
-        was undone, a prompt stands below that line.
+        A note, e.g. a hook's progress or a retried request, may name an early line of its turn as the parent. The turn
+        was undone, and the parent counts, if a prompt comes directly after that line.
         """
         newest = self.messages[bisect.bisect_left(self.messages, i) - 1] if self.messages else -1
         if self.lines[i].get("type") not in ("progress", "system") or not 0 <= parent < newest < i:

@@ -80,7 +80,7 @@ class _Rollout:
     def begin(self, meta: Mapping[str, Any]) -> None:
         """Reads the session id and instructions."""
         if meta.get("id"):
-            self.about.setdefault("session", meta["id"])  # a fork's own; its parent's follows
+            self.about.setdefault("session", meta["id"])  # a fork's file begins with its own id; its parent's follows
         base = meta.get("base_instructions")
         text = (base.get("text") if isinstance(base, Mapping) else base) or meta.get("instructions")
         if isinstance(text, str) and text and not self.parts[-1].messages:

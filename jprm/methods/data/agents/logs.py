@@ -231,18 +231,20 @@ def _tools(tools: Any, where: str, left: Leftovers | None = None) -> Record:
 
     If `left` is given, tools that the server runs are left out, since they have no schema.
     """
-    tools, schemas = decoded(tools, where, "tools"), []
-    for tool in tools if isinstance(tools, list) else ():
-        alone = isinstance(tool, Mapping) and "function" not in tool
-        if alone and left and "name" not in tool and tool.get("type", "function") != "function":
-            left.skip(f"tool of type {tool['type']!r}, which the server runs")
-        elif alone and "name" in tool:
+    tools = decoded(tools, where, "tools")
+    if not isinstance(tools, list):
+        return {"tools": tools} if tools else {}
+    schemas = []
+    for tool in tools:
+        bare = isinstance(tool, Mapping) and "function" not in tool
+        if bare and "name" in tool:
             fields = {key: value for key, value in tool.items() if key != "type"}
             schemas.append({"type": "function", "function": fields})
+        elif bare and left and tool.get("type", "function") != "function":
+            left.skip(f"tool of type {tool['type']!r}, which the server runs")
         else:
             schemas.append(tool)
-    tools = schemas if isinstance(tools, list) else tools
-    return {"tools": tools} if tools else {}
+    return {"tools": schemas} if schemas else {}
 
 
 def _messages(item: Any, key: str, where: str) -> Iterator[Record]:

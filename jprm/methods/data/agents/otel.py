@@ -75,7 +75,7 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
         yield from left
         return
     read: set[int] = set()  # places of spans
-    unread: collections.Counter[str] = collections.Counter()
+    unread: collections.Counter[str] = collections.Counter()  # by names that are too long for `left`
     for place, span, attributes in itertools.chain(
         ((i, *pair) for i, pair in enumerate(spans)), _calls_of_events(spans, read, where)
     ):
@@ -96,15 +96,15 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
                 left.skip(f"answer of {convention.name} without its input")  # e.g. a chunk of a stream
             break
         else:
-            unread.update(_unread(span, attributes))
+            unread[_unread(span, attributes)] += 1
     yield from left
-    yield from (LeftOut(what, count) for what, count in unread.items())
+    yield from (LeftOut(what, count) for what, count in unread.items() if what)
 
 
-def _unread(span: Mapping[str, Any], attributes: Record) -> Iterator[str]:
-    """Yields the name of a span without an answer, with its attributes that may hold a conversation."""
+def _unread(span: Mapping[str, Any], attributes: Record) -> str:
+    """Names a span without an answer by its attributes that may hold a conversation; "" if its events are counted."""
     if _event_of(span, attributes) or attributes.get("events") or any(span.get(key) for key in _WITHIN):
-        return  # its events are counted instead
+        return ""
     names = {name.asked: f"{name.name}, without an answer" for name in CONVENTIONS} | _UNREAD
     held = [
         f"{name} ({about})"
@@ -114,11 +114,10 @@ def _unread(span: Mapping[str, Any], attributes: Record) -> Iterator[str]:
     if isinstance(body := span.get("body"), Mapping) and "output" in body:
         held.append("body.output (AWS's events)")
     if held:
-        yield f"span with {', '.join(held)}, which is not read"
-    elif kind := span.get("observation"):
-        yield f"observation of type {kind}"
-    else:
-        yield "span without messages, whose contents instrumentations leave out by default"
+        return f"span with {', '.join(held)}, which is not read"
+    if kind := span.get("observation"):
+        return f"observation of type {kind}"
+    return "span without messages, whose contents instrumentations leave out by default"
 
 
 def _without_tools(value: Any) -> tuple[Any, list[Any]]:
@@ -238,8 +237,8 @@ def _value(attributes: Mapping[str, Any], name: str, where: str) -> Any:
         return _nested(_json(value, name, where))
     tree = _tree(_columns(attributes, f"{name}."))
     value = _lists(tree)
-    said = isinstance(value, list) or any(key in value for key in ("text", "toolCalls", "reasoning", "object"))
-    return value if said and tree else None  # Vercel AI's response has an id and a model too
+    has_content = isinstance(value, list) or any(key in value for key in ("text", "toolCalls", "reasoning", "object"))
+    return value if has_content and tree else None  # Vercel AI's response has an id and a model too
 
 
 _DOTTED = ("message.", "message_content.", "tool_call.", "tool.")
