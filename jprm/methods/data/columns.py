@@ -253,7 +253,7 @@ def _listed(values: Any, count: int, where: str, column: str, also: str = "") ->
 
 
 def _pieces(text: Any, *lists: Any) -> list[tuple]:
-    """Returns (piece, entry of each list) for the pieces of a text between blank lines; [] unless the lists fit them.
+    """Splits a text at blank lines; returns (piece, entry in each list) rows, or [] if a list has another length.
 
     Pieces without text are left out, with their entries.
     """
@@ -333,7 +333,10 @@ def _sample(value: Any, where: str, field: str) -> Record:
 
 
 def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, where: str, field: str) -> Record:
-    """Checks one value (`correct`, `answer` or `labels`) of a sample; returns it under its key."""
+    """Checks a sample's value for a key of `_PER_SAMPLE`; returns it under the key. Null labels or scores give {}.
+
+    If the text has one label or score per piece between blank lines, the pieces become the sample's steps.
+    """
     if key == "correct":
         return {key: verdict_of(value, where, field)}
     if key == "answer":

@@ -38,7 +38,7 @@ Record = dict[str, Any]
 
 
 class Dropped(Exception):
-    """Raised by `parse` if the options exclude an item or it has no turn. The report counts the reason, its message."""
+    """Raised by `parse` if the options exclude an item, or its agent has no turn. The report counts the messages."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -304,9 +304,7 @@ def messages_of_blocks(
             flush()
             text = json.dumps(_readable(block.get("content")), ensure_ascii=False)
             messages.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
-        elif text := tool_named(block):
-            texts.append(text)
-        elif not left.drop:
+        elif not left.drop and not tool_named(block):
             remedy = "Only text, thinking, tool_use and tool_result are read: write the rest as text, or remove it."
             raise RecordError(where, field, f"is {kind!r} of the {role}", remedy)
         elif kind in _SILENT:

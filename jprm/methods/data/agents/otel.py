@@ -45,7 +45,7 @@ _TOOLS = (
     "ai.prompt.tools",
     "model_request_parameters",
 )
-"""Attributes with tool schemas. Langfuse moves only the messages of a span out of its attributes."""
+"""Attributes with tool schemas. Langfuse keeps them there, and moves only a span's messages out."""
 
 _UNREAD = {
     "input.value": "OpenInference, of a span that is no model's call", "llm.prompts": "OpenInference's completions",
@@ -378,7 +378,7 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
 
 
 def _continues(before: Record, message: Record) -> bool:
-    """Whether two messages by the agent are parts of one turn, as logs of the Responses API write them."""
+    """Whether two agent messages are parts of one turn, e.g. a text and a call in a Responses API log."""
     both = {key for key in THOUGHTS if before.get(key) and message.get(key)}
     return not both and (not message.get("content") or not (before.get("content") or before.get("tool_calls")))
 

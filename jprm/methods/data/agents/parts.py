@@ -72,10 +72,11 @@ class Leftovers:
         """Replaces parts without text by placeholders; if `drop` is false, only references to tools."""
         if not isinstance(content, list):
             return content
-        replaced = [not _is_text(part) and (self.drop or bool(tool_named(part))) for part in content]
         return [
-            {"type": "text", "text": self.placeholder(part)} if without_text else part
-            for part, without_text in zip(content, replaced, strict=True)
+            {"type": "text", "text": self.placeholder(part)}
+            if not _is_text(part) and (self.drop or tool_named(part))
+            else part
+            for part in content
         ]
 
     def call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
