@@ -213,7 +213,9 @@ def calibration_report(
     fitting, *judged = (part.numbered(rank_U) for part in judged)
     fitted, steps = fitting.steps, _Steps(*map(np.concatenate, zip(*(x.steps for x in judged), strict=True)))
     if not (len(fitted.score_N) and len(steps.score_N)):
-        raise NothingToMeasure("the records hold no labelled step")
+        raise NothingToMeasure(
+            f"no step of the {'records' if len(fitted.score_N) else 'calibration split'} has a label. Add labels"
+        )
     if len(set(fitted.right_N)) < 2:
         raise NothingToMeasure("the calibration split holds no step labelled right, or none labelled wrong")
     apart_N = ~np.isin(steps.problem_N, fitted.problem_N)

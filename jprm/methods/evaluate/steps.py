@@ -117,8 +117,11 @@ def steps_report(
     """
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
-    if not {0, 1} <= set(class_N.tolist()):
-        raise NothingToMeasure("the records hold no step labelled right, or none labelled wrong: nothing to rank")
+    right, wrong = (int((class_N == kind).sum()) for kind in (1, 0))
+    if not (right and wrong):
+        raise NothingToMeasure(
+            f"{right} steps are labelled right and {wrong} wrong, and ranking needs both. Add labels"
+        )
     trivial = {
         "constant": [np.ones(len(tree.parent_N)) for tree in trees],
         "position": [-tree.depth_N.astype(float) for tree in trees],
@@ -132,8 +135,8 @@ def steps_report(
         "n_problems": len({tree.problem for tree in trees}),
         "n_records": len(trees),
         "n_steps": len(class_N),
-        "n_right": int((class_N == 1).sum()),
-        "n_wrong": int((class_N == 0).sum()),
+        "n_right": right,
+        "n_wrong": wrong,
         **_figures(trees, scores, seed, threshold=threshold),
         "baselines": {
             # Depth and length by themselves are no probabilities and have no threshold.

@@ -135,6 +135,15 @@ def test_neutral_is_needed_for_neutral_ratings_only():
     check_neutral("drop", {"f": [PRM800K_LIKE]})
 
 
+@pytest.mark.parametrize(
+    "labels, said",
+    [(None, "0 .*right and 0 wrong"), ([1, 1], "2 .*right and 0 wrong"), ([0, 0], "0 .*right and 2 wrong")],
+)
+def test_steps_of_one_class_are_counted(labels, said):
+    chain = {"problem": "q", "steps": ["a", "b"], "labels": labels or [None, None], "scores": [0.9, 0.1]}
+    refused(ScoreError, said, ev.steps_report, [tree_of(chain)], None, seed=0)
+
+
 def test_bad_input_is_named():
     tree = tree_of(PRM800K_LIKE)
     refused(TypeError, "neutral", ev.steps_report, [tree], seed=0)
