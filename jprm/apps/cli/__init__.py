@@ -221,7 +221,18 @@ def train(
     if multihost.is_first():
         figures = [f"{name} {result[name]:.4g}" for name in ("loss", "valid_loss", "valid_auroc") if name in result]
         print(f"{workdir}: {result['step']:,} steps, {', '.join(figures)}")
-        print(f"next: jprm score --model {workdir} --input FILE.jsonl --output SCORED.jsonl")
+        print(f"next: jprm {follow_up(workdir)}")
+
+
+def follow_up(workdir: str | os.PathLike) -> str:
+    """Returns a command that uses a run: `sample` if it is a policy, else `score`."""
+    from jprm.experiment import RUN, read_record
+    from jprm.model.heads import find
+
+    trained, log_ratio = read_record(path_of(workdir) / RUN)
+    if find(trained.model.head).readout is None and log_ratio is None:
+        return f"sample --policy {workdir} --input PROBLEMS.jsonl --output POOLS.jsonl --n 8"
+    return f"score --model {workdir} --input FILE.jsonl --output SCORED.jsonl"
 
 
 @app.command

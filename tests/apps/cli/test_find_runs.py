@@ -1,5 +1,6 @@
 """Folders of runs: found, compared, and swept over settings."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -7,13 +8,13 @@ import signal
 import pytest
 from buckets import in_memory
 from refusing import refused
-from tiny_run import assert_same_run, make_data, one_device, training
+from tiny_run import assert_same_run, experiment, make_data, one_device, training
 
 from jprm.apps import cli
 from jprm.apps.cli import main
 from jprm.apps.cli.runs import finished, grid, run_grid
 from jprm.apps.report.runs import METRICS, compare, find_runs, left_out
-from jprm.experiment import RUN, load
+from jprm.experiment import RUN, load, written
 from jprm.io.storage import path_of
 
 
@@ -174,3 +175,14 @@ def test_a_wrong_value_is_refused_before_anything_runs(swept, tmp_path, monkeypa
     monkeypatch.setattr(training, "train", None)
     refused(ValueError, "seed", run_grid, swept[0] / "e.py", ["seed=1,x"], tmp_path)
     refused(ValueError, r"profile=\(3, 2\)", run_grid, swept[0] / "e.py", ["profile=[1,2],[3,2]"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("head", "log_ratio", "command"),
+    [("binary", None, "score --model"), ("language", None, "sample --policy"), ("language", 0.05, "score --model")],
+)
+def test_the_next_command_of_a_policy_samples_and_of_a_prm_scores(head, log_ratio, command, tmp_path):
+    config = experiment(tmp_path)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, head=head))
+    (tmp_path / RUN).write_text(written(config, log_ratio))
+    assert cli.follow_up(tmp_path).startswith(f"{command} {tmp_path} ")
