@@ -212,8 +212,8 @@ def _with_readers(error: RecordError, values: list, known: dict[tuple[str, ...],
         remedy = f"This is a record of {' or '.join(names[:3])}: jprm prepare {names[0]}."
     else:
         remedy = (
-            "No reader takes it as it is: name its columns, jprm prepare columns --set problem=NAME steps=NAME, or"
-            " samples=NAME for whole solutions."
+            "No reader of single records takes it: name its columns, jprm prepare columns --set problem=NAME steps=NAME"
+            " or samples=NAME for whole solutions. A file that is one session has its agent's reader, e.g. claude_code."
         )
     return RecordError(error.where, error.field, error.reason, remedy)
 
