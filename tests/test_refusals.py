@@ -15,7 +15,6 @@ from test_export import untrained
 
 from jprm import experiment
 from jprm.apps import cli
-from jprm.apps.annotate import study
 from jprm.apps.report import runs
 from jprm.checkpoints.safetensors import check_sums
 from jprm.io.jsonl import parse
@@ -50,7 +49,8 @@ DAMAGED: dict[str, Any] = {
     "results.json": read_results, "config.json": model_config, "tokenizer.json": load_tokenizer,
     "experiment.json": lambda folder: experiment.read(folder / "experiment.json"),
     "calibration.json": lambda folder: stored_calibration(cast(Any, Step1(folder))),
-    "study.json": study.read, "metrics.jsonl": lambda folder: runs.lines_of(path_of(folder / "metrics.jsonl")),
+    "study.json": lambda folder: pytest.importorskip("jprm.apps.annotate.study").read(folder),
+    "metrics.jsonl": lambda folder: runs.lines_of(path_of(folder / "metrics.jsonl")),
     "adapter.json": lambda folder: published.read(folder / "adapter.json"),
     stored_trees.SHARDS: stored_trees.TokenTrees,
     "s.jsonl.00000-of-00001.manifest.json": lambda folder: merge([folder / "s.jsonl.00000-of-00001"]),
