@@ -66,7 +66,7 @@ ENDED = {
     "serve": {"reference": _FOLDER, "judge": "the judge's file among the models: jprm serve DIR P.json"},
     "table": {name: f"--format {name}" for name in ("csv", "latex", "markdown")},
 }  # fmt: skip
-"""Options that a command or group had, or might have, and what to write instead. They are refused with this advice."""
+"""Former or expected options of a command or group, and what to write instead. Refused with this advice."""
 
 ADDRESSES = ConstructorRegistry()
 
@@ -228,7 +228,7 @@ def _checked(
 ) -> list[str]:
     """Returns the arguments of a command with present option names; raises ValueError as `Commands.renamed` does.
 
-    `ended` maps options that there are not, e.g. former ones, to what replaces them.
+    `ended` maps options that do not exist, e.g. former ones, to their replacement.
     """
     words, passed, last, more = [], set(), None, f"; `{command} --help` explains all"
     for word in args:

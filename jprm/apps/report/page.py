@@ -304,7 +304,7 @@ VARIABLES = {INK: "ink", GRID: "grid"} | {colour: f"s{i}" for i, colour in enume
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
-"""Characters that XML cannot hold."""
+"""XML must not hold these characters."""
 
 
 def svg(figure: Figure) -> str:

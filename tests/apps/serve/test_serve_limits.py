@@ -103,7 +103,7 @@ def test_a_long_response_with_offsets_is_read_at_once(engine):  # noqa: F811
     n = 100_000
     sample = ScoredSample(None, "", [(2 * i, 2 * i + 1) for i in range(n)], [(i, i + 1) for i in range(2 * n)], None)
     begin = time.process_time()
-    assert sample.places("") == list(range(0, 2 * n, 2)) and time.process_time() - begin < 5
+    assert sample.places("") == list(range(0, 2 * n, 2)) and time.process_time() - begin < 2
 
 
 def test_offsets_that_go_back_are_refused_and_those_without_characters_pass(engine):  # noqa: F811
@@ -158,13 +158,16 @@ class Slow:
     ],
 )
 def test_the_policys_work_ends_with_its_client(engine, path, body):  # noqa: F811
-    policy = Slow()
-    late = ServeConfig(longest=256, answer_seconds=0.1)
-    (got,) = call(engine, post(path, body), policy=policy, config=late)
-    assert got.status_code == 504
-    policy.go.set()
+    for seconds in (0.1, 1, 10, 60):  # until the policy has begun within the limit
+        policy = Slow()
+        late = ServeConfig(longest=256, answer_seconds=seconds)
+        (got,) = call(engine, post(path, body), policy=policy, config=late)
+        assert got.status_code == 504
+        policy.go.set()
+        if policy.calls:
+            break
     time.sleep(0.3)  # in which it would go on
-    assert policy.calls <= 1  # 0 on a machine that does not begin within the limit
+    assert policy.calls == 1
 
 
 # ---- Short work goes between the rows of long work.
@@ -300,12 +303,15 @@ def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):
 
 @pytest.mark.breadth
 def test_critiques_that_nobody_waits_for_are_not_asked_for(serve):
-    go = threading.Event()
-    server = serve(lambda number, body: (go.wait(60), reply(YES))[1])
-    running = JudgeEngine(judge(server), 256, "judge")
-    late = ServeConfig(longest=256, answer_seconds=0.5)
-    (got,) = call(running, post("/v1/score", {"problem": "q", "steps": ["a"] * 300}), config=late)
-    go.set()
-    running.close()
-    assert got.status_code == 504
-    assert len(server.requests) in (PIECE, 0)  # 0 on a machine that does not begin within the limit
+    for seconds in (0.5, 5, 50):  # until the piece has been asked within the limit
+        go = threading.Event()
+        server = serve(lambda number, body, go=go: (go.wait(60), reply(YES))[1])
+        running = JudgeEngine(judge(server), 256, "judge")
+        late = ServeConfig(longest=256, answer_seconds=seconds)
+        (got,) = call(running, post("/v1/score", {"problem": "q", "steps": ["a"] * 300}), config=late)
+        go.set()
+        running.close()
+        assert got.status_code == 504
+        if server.requests:
+            break
+    assert len(server.requests) == PIECE

@@ -106,22 +106,22 @@ def late(seconds):
     return sleep
 
 
-BOUNDED = {  # what the server does for minutes, the settings, the error, and its requests at most
+BOUNDED = {  # what the server does for minutes, the settings, the error, and its requests: 0 if it stands still
     "a wait beyond the total limit": (
-        lambda *_: (429, {"Retry-After": "3600"}, b"busy"), {"total_timeout_s": 300.0}, "429.* 1 attempts", 1,
+        lambda *_: (429, {"Retry-After": "3600"}, b"busy"), {"total_timeout_s": 300.0}, "429.* 1 attempts", [1],
     ),
     "a slow server": (
-        late(300), {"request_timeout_s": 0.1, "retries": 1}, "no reply in 0.1 s; given up after 2 attempts", 2,
+        late(300), {"request_timeout_s": 0.1, "retries": 1}, "no reply in 0.1 s; given up after 2 attempts", range(3),
     ),
     "pieces that each come sooner than the limit": (
-        lambda *_: (200, {}, (b" ",) * 6000), {"request_timeout_s": 0.3, "retries": 0}, "no reply in 0.3 s", 1,
+        lambda *_: (200, {}, (b" ",) * 6000), {"request_timeout_s": 0.3, "retries": 0}, "no reply in 0.3 s", range(2),
     ),
     "many retries": (
-        lambda *_: (503, {}, b""), {"total_timeout_s": 0.5, "retries": 1000}, "503|no reply", 50,
+        lambda *_: (503, {}, b""), {"total_timeout_s": 3.0, "retries": 1000, "backoff_s": 0.05}, "503", range(2, 50),
     ),
-    "an attempt at the end of the total limit": (late(300), {"total_timeout_s": 0.2}, "", 1),
+    "an attempt at the end of the total limit": (late(300), {"total_timeout_s": 0.2}, "", range(2)),
     "a reply without end, 100 MiB in 5 s": (
-        lambda *_: (200, {}, (b" " * 2**20,) * 6000), {"max_tokens": 1}, "longer than 1,052,672 bytes", 1,
+        lambda *_: (200, {}, (b" " * 2**20,) * 6000), {"max_tokens": 1}, "longer than 1,052,672 bytes", [1],
     ),
 }  # fmt: skip
 
@@ -131,7 +131,7 @@ def test_no_server_holds_a_sample_beyond_its_limits(serve, name):
     script, settings, said, requests = BOUNDED[name]
     server, start = serve(script), time.monotonic()
     sample = draw(server, **settings)
-    assert time.monotonic() - start < 200 and len(server.requests) <= requests  # on a machine that may stand still
+    assert time.monotonic() - start < 200 and len(server.requests) in requests  # on a machine that may stand still
     assert sample.finish_reason == "error" and re.search(said, sample.error)
 
 

@@ -271,7 +271,7 @@ def test_a_long_session_is_read_in_linear_time(tmp_path):
         lines += [agent(f"a{i}", lines[-1]["uuid"], f"m{i}", use(f"t{i}")), result(f"r{i}", f"a{i}", f"t{i}")]
     began = time.process_time()
     (record,), _ = read("claude_code", lines, tmp_path)
-    assert len(record["messages"]) == 8001 and time.process_time() - began < 20  # a quadratic step takes minutes
+    assert len(record["messages"]) == 8001 and time.process_time() - began < 5  # a quadratic step takes minutes
 
 
 # ---- Codex.
