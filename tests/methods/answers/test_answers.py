@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from growth import check
 
 from experiments.studies import answers as study
 from jprm.methods.answers import RULES, canonical_answer, equivalent, extract, extract_answer
@@ -217,13 +218,7 @@ WORST += ["there are ", "答案是", "compared to ", "I choose ", "#### 3\n", "a
 
 @pytest.mark.parametrize("piece", WORST)
 def test_extract_takes_time_in_proportion_to_the_length(piece):
-    def seconds(length):
-        text = (piece * length)[:length] + "7."
-        start = time.process_time()
-        extract(text)
-        return time.process_time() - start
-
-    assert any(seconds(20_000) <= 6 * seconds(5_000) + 0.1 for _ in range(4))  # a neighbour may empty the caches
+    check(extract, lambda length: (piece * length)[:length] + "7.")
 
 
 @pytest.mark.parametrize("words", ["a" * 40, "ab " * 20, "m." * 20, "½" * 40, "kg^2" * 12])

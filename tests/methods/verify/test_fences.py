@@ -1,9 +1,9 @@
 """Programs in the forms that models write them: fences, markers, end tokens, prose around, and texts without any."""
 
 import json
-import time
 
 import pytest
+from growth import check
 
 from jprm.methods.evaluate.best_of_n import outcome_of
 from jprm.methods.label.jobs import label_outcomes
@@ -127,13 +127,7 @@ def test_a_broken_program_is_one(text):
     "piece", ["`", f"{F}\n", f"a {F}x\n", " ", "[BEGIN]\n", "- ", "> ", "<|a|>", f"{F}md\n{F}python\n"]
 )
 def test_time_grows_with_the_length(piece):
-    def seconds(count):
-        text = piece * count + F
-        start = time.process_time()
-        program_in(text)
-        return time.process_time() - start
-
-    assert any(seconds(40_000) <= 6 * max(seconds(10_000), 0.02) for _ in range(4))  # a neighbour may empty the caches
+    check(program_in, lambda count: piece * count + F)
 
 
 @pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
