@@ -5,8 +5,8 @@
     python -m experiments.studies.claims --quickstart runs/quickstart  # reward models of today's quickstart, paired
 
 Each study appends its rows to OUT/rows.jsonl when it finishes, and is not run again for that seed. Samples are drawn
-once and scored once per model. The authors' habits are fixed here; stories, sizes and optimizer are the quickstart's,
-which have changed since. The figures of claims.md are of commit fa2badc0.
+once and scored once per model. The authors' habits are fixed here; stories, sizes and optimizer come from the
+quickstart, which has changed since. The figures in claims.md were measured at commit fa2badc0.
 
 The studies, in order:
 
@@ -456,7 +456,7 @@ def tables(finished: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def first_less_others(rows: Sequence[Row]) -> list[Row]:
-    """Returns the first row's figures less each other row's, of one seed: without an interval."""
+    """Returns one seed's differences, without intervals, between the first row and each other row."""
     first, *others = rows
     return [
         {"row": f"{first['row']} less {other['row']}"}
@@ -466,9 +466,10 @@ def first_less_others(rows: Sequence[Row]) -> list[Row]:
 
 
 def over_seeds(figures: Sequence[Any]) -> str:
-    """Returns a figure's mean over seeds, e.g. `72.4 [60.1, 84.7]`, or the range of whole numbers; "" for no seed.
+    """Returns a figure's mean over seeds, e.g. `72.4 [60.1, 84.7]`, or the range if it is a whole number.
 
-    The interval is Student's over the seeds, whose problems, policies and models differ. One seed's is over problems.
+    The interval is Student's over seeds, which differ in problems, policies and models; for one seed it is over
+    problems. Returns "" without seeds.
     """
     if len(figures) < 2:
         return "".join(map(cell, figures))

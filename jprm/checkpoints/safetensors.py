@@ -132,7 +132,7 @@ def check_sums(folder: str | os.PathLike) -> None:
     Raises ValueError for a differing or missing file.
     """
     sums = pathlib.Path(folder) / SUMS
-    digest = functools.cache(sha256_of)  # a file may be listed often
+    digest = functools.cache(sha256_of)  # the list may repeat a file
     for line in sums.read_text().splitlines() if sums.is_file() else ():
         wanted, _, name = line.partition("  ")
         file = sums.parent / name.removeprefix("*")

@@ -42,11 +42,11 @@ class RecordError(ValueError):
 
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-"""Errors from reading the fields of a JSON file: one may be missing, of another type, too large or nested too deep."""
+"""Errors from reading a damaged JSON file, e.g. with missing fields, wrong types, huge numbers or deep nesting."""
 
 
 def printable(text: str) -> str:
-    """Escapes characters that a terminal obeys or that hide others, e.g. ESC; keeps line ends."""
+    """Escapes invisible characters, e.g. ESC, which could move a terminal's cursor; keeps newlines."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -166,7 +166,7 @@ def parse(line: bytes, where: str) -> Any:
     Raises:
       RecordError: invalid UTF-8, invalid or truncated JSON, NaN or infinity, or a duplicate key.
     """
-    remedy = "Write whole JSON in UTF-8, in JSON Lines one object a line; null stands for an absent number."
+    remedy = "Write whole JSON in UTF-8 (in JSON Lines, one object per line), with null for a missing number."
     if not line.strip():
         raise RecordError(where, "line", "is empty instead of a record: the file was cut off", remedy)
     try:

@@ -260,8 +260,8 @@ class Remote(os.PathLike):
     def __init__(self, url: str):
         if url.startswith(HUB):
             raise ValueError(f"{url}: is no file. Such an address names a model or a tokenizer")
-        if {".", ".."} & set(url.split("/")):  # an object may be called so; its copy would be written elsewhere
-            raise ValueError(f"{url}: write it without . and .. between slashes")
+        if {".", ".."} & set(url.split("/")):  # its copy would leave the cache folder
+            raise ValueError(f"{url}: has . or .. between slashes. Write it without . and ..")
         self.url = url.rstrip("/")
 
     def __fspath__(self) -> str:

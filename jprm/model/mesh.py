@@ -144,7 +144,7 @@ def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns abstract `Rows`, shape (*lead, ...), with rows on the last axis of `lead`."""
+    """Returns `Rows` of shapes without data, (*lead, ...), with batch rows on the last axis of `lead`."""
 
     def abstract(place: Any, arrays: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)

@@ -34,7 +34,7 @@ SOFT_MIN_TEMPERATURE = 0.1
 def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
     """Returns a chain's score from its step scores, as a float; for several chains of any length, an array.
 
-    See `rank_keys` for the rules; logarithms and log odds are returned as probabilities. NaN if a chain has no step or
+    `rank_keys` defines the rules; its logarithms and log odds become probabilities here. NaN if a chain has no step or
     a missing score. Raises ValueError for an unknown rule, or if the scores do not fit the rule.
 
     >>> jprm.aggregate([0.5, 0.25], "min"), jprm.aggregate([[0.5, 0.25], [0.75]], "last").tolist()
@@ -50,15 +50,15 @@ def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
 def rank_keys(
     score_BP: Float[np.ndarray, "B P"], mask_BP: Bool[np.ndarray, "B P"], log_BP: Float[np.ndarray, "B P"] | None = None
 ) -> dict[str, Float[np.ndarray, " B"]]:
-    """Returns sort keys of B chains with up to P >= 1 steps by every rule in `RULES`, rounded to float32.
+    """Returns {rule: sort keys} by every rule in `RULES`, in float32, for B chains with up to P >= 1 steps.
 
     p_i are a chain's k step scores (true in the mask). `min`, `max`, `mean` and `last` are as named; `soft_min`
     is sum_i w_i p_i with w the softmax of -p / `SOFT_MIN_TEMPERATURE` (PURE, Cheng et al. 2025, arXiv 2504.15275),
     between mean and minimum. `prod` is sum log p_i, as a long product underflows to 0; `mean_log` is sum log p_i / k;
-    `sum_log_odds` is sum log(p_i / (1 - p_i)), clipped to `LOG_ODDS_CLIP`. These three take probabilities, including
-    exactly 0 and 1, without NaN. A chain without steps has -inf by every rule, so no argmax chooses it.
+    `sum_log_odds` is sum log(p_i / (1 - p_i)), with p_i clipped by `LOG_ODDS_CLIP`. For these three the scores
+    must be probabilities; 0 and 1 give no NaN. A chain without steps has -inf by every rule, so no argmax chooses it.
 
-    `log_BP` (`Scale.log_weights`) are the logarithms of the scores, if some of these have rounded to 0 or 1.
+    Give `log_BP`, from `Scale.log_weights`, if scores may have rounded to 0 or 1.
     """
     some_B = mask_BP.any(-1)
     steps_B = np.maximum(mask_BP.sum(-1), 1)
@@ -99,10 +99,10 @@ def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray,
 def chain_scores(
     paths: Sequence[Sequence[float]], rule: str, scale: Scale = PROBABILITY
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns (score, key), each (N,), for N chains; `paths` holds the step scores of each.
+    """Returns (scores, sort keys), each (N,), for N chains; `paths` holds each chain's step scores.
 
-    `key` is as in `rank_keys`, `score` too, but a probability if the rule multiplies probabilities. These rules
-    use `Scale.weights`. Both are NaN if a chain has no steps or a non-finite score.
+    Keys are as in `rank_keys`. Scores are too, unless the rule multiplies probabilities: then it takes `Scale.weights`,
+    and the score is a probability. Both are NaN if a chain has no steps or a non-finite score.
 
     Raises ValueError for a score outside [0, 1] if the rule multiplies probabilities.
     """

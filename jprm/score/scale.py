@@ -54,17 +54,17 @@ class Scale:
         return (1 + score) / 2 if self.weight == "half" else score
 
     def log_weights(self, score: Any) -> Any:
-        """Returns the logarithms of `weights`, also of those that round to 0 or 1, e.g. at log odds of -800 or 40."""
+        """Returns log `weights` (*N), exact even if log odds give weights that round to 0 or 1, e.g. -800 or 40."""
         import scipy
 
         if self.weight == "sigmoid":
             return scipy.special.log_expit(score, dtype=float)
-        return scipy.special.xlogy(1, self.weights(score).clip(0))  # as np.log, but of 0 without a warning
+        return scipy.special.xlogy(1, self.weights(score).clip(0))  # np.log without a warning for 0
 
     def log_votes(self, key: Any, rule: str) -> Any:
-        """Returns the log vote weights (*N) of chains with these sort keys (`jprm.score.aggregate.rank_keys`)."""
+        """Returns log vote weights (*N) for chains with these sort keys (`jprm.score.aggregate.rank_keys`)."""
         if rule in ("prod", "mean_log"):
-            return key  # a logarithm itself
+            return key  # already a log weight
         return (LOG_ODDS if rule == "sum_log_odds" else self).log_weights(key)
 
     def fractions(self, score: Any, where: str) -> Any:

@@ -225,7 +225,7 @@ def train(
 
 
 def follow_up(workdir: str | os.PathLike) -> str:
-    """Returns a command that uses a run: `sample` if it is a policy, else `score`."""
+    """Returns the command to suggest after training: `sample` for a policy, `score` for a PRM."""
     from jprm.experiment import RUN, read_record
     from jprm.model.heads import find
 

@@ -66,7 +66,7 @@ ENDED = {
     "serve": {"reference": _FOLDER, "judge": "the judge's file among the models: jprm serve DIR P.json"},
     "table": {name: f"--format {name}" for name in ("csv", "latex", "markdown")},
 }  # fmt: skip
-"""Former or expected options of a command or group, and what to write instead. Refused with this advice."""
+"""Options that users try but a command or group lacks, e.g. former ones, and their replacement in the error."""
 
 ADDRESSES = ConstructorRegistry()
 
@@ -226,9 +226,9 @@ def _marked(marks: Sequence[Any], marked: Any) -> bool:
 def _checked(
     command: str, options: Mapping[str, Option], args: Sequence[str], ended: Mapping[str, str] = {}
 ) -> list[str]:
-    """Returns the arguments of a command with present option names; raises ValueError as `Commands.renamed` does.
+    """Returns a command's arguments with former option names replaced; raises ValueError as `Commands.renamed` does.
 
-    `ended` maps options that do not exist, e.g. former ones, to their replacement.
+    `ended` maps missing options to their replacement, e.g. `{"csv": "--format csv"}`; the error shows it.
     """
     words, passed, last, more = [], set(), None, f"; `{command} --help` explains all"
     for word in args:

@@ -178,7 +178,7 @@ def _run_shard(
     empty = next(shards.lines_of(part.input), None) is None
     if empty:
         part.output.write_bytes(b"")
-        print(f"{part.output}: empty, as no record is in this shard")
+        print(f"{part.output}: empty; this shard has no records")
     counts = {} if empty else work(part)
     about = {"command": command, "jprm": jprm.__version__, **part.settings}
     seconds = round(time.monotonic() - begun, 3)

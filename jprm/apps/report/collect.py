@@ -177,7 +177,7 @@ _CRITIQUE = {"nodes": list, "status": str, "tokens": int, "text": str}
 
 
 def _of_judge(tree: ReasoningTree) -> list[dict[str, Any]]:
-    """Returns the critiques in a record; one of another form is left out, since the record may be a stranger's."""
+    """Returns the judge's critiques in a record; skips malformed ones, since the file may come from anyone."""
     judged = tree.extra.get(KEY)
     critiques = judged.get("critiques") if isinstance(judged, Mapping) else None
     return [

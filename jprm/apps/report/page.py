@@ -284,7 +284,7 @@ ElementTree.register_namespace("xlink", XLINK)
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text
-    "text.parse_math": False,  # a name's dollars too
+    "text.parse_math": False,  # a name may hold dollars
     "font.family": "sans-serif",
     "font.size": 10,
     "text.color": INK,
@@ -304,7 +304,7 @@ VARIABLES = {INK: "ink", GRID: "grid"} | {colour: f"s{i}" for i, colour in enume
 
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
-"""XML must not hold these characters."""
+"""Control characters that XML forbids, and carriage returns."""
 
 
 def svg(figure: Figure) -> str:

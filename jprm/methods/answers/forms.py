@@ -502,7 +502,7 @@ def _repeating(sign: str, whole: str, fixed: str, cycle: str) -> Fraction:
 
 
 def _in_words(text: str) -> Fraction | None:
-    """Returns the value of a number in English words, e.g. "two thirds"."""
+    """Reads a number in English words, e.g. 2/3 from "two thirds"; None if the text is no such number."""
     words = re.split(r"[\s-]+(?:and\s+)?", text.lower().removeprefix("minus ").removeprefix("negative "))
     sign = -1 if text.lower().startswith(("minus ", "negative ")) else 1
     part = words[-1].rstrip("s")

@@ -66,7 +66,7 @@ def _field(value: Any, key: str) -> Any:
 
 
 def holds(value: Any, path: str) -> bool:
-    """Whether an object, or an object in a list, has the key at a dotted path; its value may be null."""
+    """Whether an object, or any object in a list, has a dotted path, e.g. `doc.question`; null values count."""
     if isinstance(value, list):
         return any(holds(item, path) for item in value)
     if not isinstance(value, Mapping):
@@ -267,7 +267,7 @@ def _object(parts: Iterator[tuple[str, str]], depth: int) -> dict:
 
 POSITIVE = frozenset(("+", "true", "correct", "right", "yes", "good", "positive", "valid", "pass", "passed", "y"))
 INVALID = "[invalid]"
-"""lm-eval and OVM write this for the answer, or outcome, if a sample states no answer."""
+"""The answer or outcome in files of lm-eval and OVM if a sample states no answer."""
 NEGATIVE = frozenset(
     ("-", "false", "incorrect", "wrong", "no", "bad", "negative", "invalid", INVALID, "fail", "failed", "n")
 )

@@ -21,27 +21,27 @@ from jprm.tree import RecordError, record_of, tree_of
 
 @dataclasses.dataclass(frozen=True)
 class ColumnOptions:
-    """Attributes: the column that holds each field, as a dotted path, e.g. `doc.question`. Leave a field empty if the
-    file lacks it.
+    """Attributes: the column for each field, as a dotted path, e.g. `doc.question`. Must be empty if the file lacks it.
 
     problem: text, or messages, whose system message becomes `system`.
-    steps: a list of texts, or one text, which is split (at the step tags `ки` and `<extra_0>` if present). A path
-        through a list of objects reads one field from each, e.g. `steps.text`. A list of lists is read as several
-        chains, or as steps in pieces if each inner list holds one text or has one label. If empty, the records are
-        problems without solutions.
-    nested: whether the inner lists of a list of lists are `steps` or `chains`; required if the file leaves it open.
-        `steps` is also required if the texts of the steps look like whole solutions. Not a column.
+    steps: a list of texts, or one text to split, at step tags (`ки`, `<extra_0>`) if it has any. A path through a list
+        of objects reads one field from each, e.g. `steps.text`. A list of lists is read as several chains, or as steps
+        in pieces if each inner list holds one text or has one label. If empty, the records are problems without
+        solutions.
+    nested: how to read inner lists: `steps` or `chains`. Must be set if the file leaves it open, and must be `steps` if
+        steps look like whole solutions. Not a column.
     samples: texts (split like `steps`), lists of steps, or objects with `response` or `steps`. The record becomes a
         pool.
     labels: a list of numbers, booleans, nulls or words, e.g. `["correct", "wrong"]`; null if the chain has no labels.
         If `steps` holds several chains, one list per chain. A file with a column `labels` is refused unless this or
         `first_error` is given.
-    scores: a list of stored step scores, e.g. a PRM's; for samples and several chains, one list per chain.
-    first_error: the number of the first wrong step; null, "N/A" and numbers below `first_step` mean that every step is
-        right. Earlier steps get label 1, the wrong step 0, later steps no label. If every step is right, all get 1,
-        unless `correct` is false: then no step gets a label. If `steps` holds several chains, one number per chain.
-    first_step: the number that the source gives the first step, 0 or 1; required with `first_error`. Not a column.
-    answer: the reference answer of the problem.
+    scores: a list of stored step scores, e.g. a PRM's. If the record holds samples or several chains, one list for
+        each.
+    first_error: the number of the first wrong step; null, "N/A" or a number below `first_step` if every step is right.
+        Steps before it get label 1, the wrong step 0, later steps no label. If every step is right, all get 1, but if
+        `correct` is false too, no step gets a label. If `steps` holds several chains, one number per chain.
+    first_step: the source's number for the first step, 0 or 1; required with `first_error`. Not a column.
+    answer: the problem's reference answer.
     correct: whether the chain's answer is correct: true or false, 1 or 0, or a word such as "yes". For samples and
         several chains, a list.
     predictions: a list with each sample's own answer.
@@ -94,7 +94,7 @@ _MEANT = frozenset(
 
 
 def optional_columns(options: ColumnOptions) -> list[str]:
-    """Returns the named columns that a record may lack, e.g. `labels`."""
+    """Returns the options' columns that some records may lack, e.g. the labels' column."""
     return [path for path in (options.labels, options.scores, options.first_error, options.correct) if path]
 
 
@@ -169,7 +169,7 @@ _PER_CHAIN = ("steps", "labels", "scores", "first_error", "correct")
 
 
 def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: str | None, where: str) -> list[Record]:
-    """Splits an item into chains; returns the fields of `_PER_CHAIN` for each."""
+    """Splits an item into chains; returns each chain's own fields, e.g. `steps` and `labels`."""
     steps = fields["steps"]
     values = {field: fields[field] for field in _PER_CHAIN if field in fields}
     if isinstance(steps, str) or not steps or not all(isinstance(step, list) for step in steps):
@@ -243,7 +243,7 @@ def _labels(labels: Any, count: int, semantics: str, where: str, column: str) ->
 
 
 def _listed(values: Any, count: int, where: str, column: str, also: str = "") -> list:
-    """Checks that a list has an entry per step."""
+    """Returns the list; raises RecordError unless it has one entry per step."""
     if not isinstance(values, list):
         raise RecordError(where, column, f"is {type(values).__name__}, not list", f"Give one entry per step{also}.")
     if len(values) != count:
@@ -253,9 +253,9 @@ def _listed(values: Any, count: int, where: str, column: str, also: str = "") ->
 
 
 def _pieces(text: Any, *lists: Any) -> list[tuple]:
-    """Splits a text at blank lines; returns (piece, entry in each list) rows, or [] if a list has another length.
+    """Splits a text at blank lines; returns [(piece, its entry in each list)], or [] if the counts differ.
 
-    Pieces without text are left out, with their entries.
+    E.g. [("2 + 2 = 4", 1), ("So 5", 0)] for two pieces and labels. Empty pieces are left out.
     """
     pieces = text.split("\n\n") if isinstance(text, str) else []
     if not lists or not all(isinstance(values, list) and len(values) == len(pieces) for values in lists):
@@ -264,10 +264,10 @@ def _pieces(text: Any, *lists: Any) -> list[tuple]:
 
 
 def _steps(steps: Sequence[Any], where: str, column: str, sure: bool) -> list[str]:
-    """Checks the texts of steps and strips step tags. Unless `sure`, raises RecordError if they are whole solutions."""
+    """Strips step tags. Raises RecordError for prefixes of one solution, and unless `sure` for whole solutions."""
     texts = [_text(step, where, f"{column}[{i}]") for i, step in enumerate(steps)]
     if not sure and are_solutions(texts):
-        remedy = f"They are samples: give --set samples={column}, and no steps. Or give nested=steps if they are steps."
+        remedy = f"Give --set samples={column} and no steps, or nested=steps if they are steps after all."
         raise RecordError(where, column, f"holds {len(texts)} whole solutions, not the steps of one", remedy)
     if len(texts) > 2 and all(a.strip() and b.startswith(a) and a != b for a, b in itertools.pairwise(texts)):
         remedy = "Remove from each entry the text of the entry before."
@@ -297,15 +297,15 @@ def _text(value: Any, where: str, field: str) -> str:
 
 
 _PER_SAMPLE = {"correct": "correct", "predictions": "answer", "labels": "labels", "scores": "scores"}
-"""Fields that list one value per sample, with the key of the value in a sample."""
+"""Fields with one value per sample, and the key of that value in the sample."""
 
 
 def _pool(fields: Record, columns: Mapping[str, str], problem: Record, options: ColumnOptions, where: str) -> Record:
-    """Builds a pool; spreads the lists of `_PER_SAMPLE` over its samples."""
+    """Builds a pool; each list in `_PER_SAMPLE` gives every sample its value."""
     column, values = columns["samples"], fields["samples"]
     if not isinstance(values, list):
         raise RecordError(where, column, "is str, not list", "Name a column with a list of samples.")
-    if column == "resps" and len(values) == 1 and isinstance(values[0], list):  # lm-eval: a list per request
+    if column == "resps" and len(values) == 1 and isinstance(values[0], list):  # lm-eval has one list per request
         values = values[0]
     samples = [_sample(value, where, f"{column}[{i}]") for i, value in enumerate(values)]
     for field, key in _PER_SAMPLE.items():
@@ -333,7 +333,7 @@ def _sample(value: Any, where: str, field: str) -> Record:
 
 
 def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, where: str, field: str) -> Record:
-    """Checks a sample's value for a key of `_PER_SAMPLE`; returns it under the key. Null labels or scores give {}.
+    """Returns {key: value} after a check of one sample's value; {} if its labels or scores are null.
 
     If the text has one label or score per piece between blank lines, the pieces become the sample's steps.
     """
@@ -405,7 +405,7 @@ def parse_layout(
             if isinstance(scores, list) and all(
                 itertools.starmap(_pieces, itertools.zip_longest(item[samples], scores))
             ):
-                named |= {"scores": "scores", "semantics": "value"}  # else they are kept like other columns
+                named |= {"scores": "scores", "semantics": "value"}  # else `scores` is kept like any other column
             options = ColumnOptions(samples=samples, empty_samples=empty_samples, **named)
             return map(_with_last_answer, parse_columns(item, where, options))
     return None

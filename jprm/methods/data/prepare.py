@@ -61,10 +61,9 @@ class PrepareRequest:
 class PrepareReport(PrepareRequest):
     """The request and the counts of a prepared folder, as stored in `report.json`.
 
-    Every item is rejected, dropped, excluded, repeated, or kept. `excluded` counts records per benchmark
-    file, so a record may count for two files; `excluded_records` counts it once. `left_out` counts parts of kept items
-    that were not stored, e.g. images. `unlabelled` records have no labelled step; in `all_right` records every step has
-    label 1.
+    Every item is rejected, dropped, excluded, repeated, or kept. `excluded` counts records per benchmark file, so a
+    record may count for two files; `excluded_records` counts it once. `left_out` counts parts of items that records
+    do not hold, e.g. images. `unlabelled` counts records without a label, `all_right` records with only label 1.
     """
 
     read: int = 0

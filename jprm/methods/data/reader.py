@@ -66,7 +66,7 @@ class Reader:
 
     Attributes:
       parse: (item, where, options) -> records. Must raise `RecordError` if the item has another form, and `Dropped` if
-        the options exclude it. May also yield `LeftOut`.
+        the options exclude it or its agent has no turn. May also yield `LeftOut`.
       options: frozen dataclass; a field without a default is required.
       releases: URL of each public file -> its SHA-256, if known.
       drops: the item parts that records never hold, as printed by `jprm prepare`, e.g. "images"; empty if records hold
@@ -74,8 +74,8 @@ class Reader:
       items: yields (number, JSON) for each item of a file; `read_items` by default.
       whole: the whole file is one item. `parse` then takes the list of its `Event`s, and an error or drop rejects the
         file.
-      columns: options -> dotted paths that must be present in at least one item of a file, since a misspelt optional
-        column would otherwise read as null everywhere.
+      columns: options -> dotted paths, e.g. `doc.labels`. At least one item of a file must have each; without this
+        check a misspelt optional column would be null everywhere.
     """
 
     parse: Callable[[Any, str, Any], Iterator[Record | LeftOut]]
@@ -104,7 +104,7 @@ class Reader:
           path: any file that `read_items` accepts.
           on_error: `stop` raises at the first bad item; `skip` passes its bytes (a table row as JSON) to `rejects`.
           rejects: required for `skip`.
-          on_drop: called with the reason for each item that the options exclude.
+          on_drop: called with the reason for each dropped item.
           on_left_out: called with each `LeftOut` of an accepted item.
           on_bytes: called with the size of each item, for progress.
           split: the list to read if the file holds several splits.
@@ -149,7 +149,7 @@ class Reader:
             raise RecordError(os.fspath(path), ", ".join(sorted(absent)), "is in no record", remedy)
 
     def _events(self, lines: Sequence[tuple[int, bytes]], path: Any) -> tuple[list[Event], list[LeftOut]]:
-        """Parses the lines of an item. A whole file loses only its lines that are not JSON, e.g. a last one cut off."""
+        """Parses an item's lines. If `whole`, lines that are not JSON (e.g. a last one cut off) are left out."""
         events, errors = [], []
         for number, line in lines:
             place = f"{os.fspath(path)}:{number}"
@@ -212,8 +212,8 @@ def _with_readers(error: RecordError, values: list, known: dict[tuple[str, ...],
         remedy = f"This is a record of {' or '.join(names[:3])}: jprm prepare {names[0]}."
     else:
         remedy = (
-            "No reader of single records takes it: name its columns, jprm prepare columns --set problem=NAME steps=NAME"
-            " or samples=NAME for whole solutions. A file that is one session has its agent's reader, e.g. claude_code."
+            "No reader takes this record. Name its columns: jprm prepare columns --set problem=NAME steps=NAME, or"
+            " samples=NAME for whole solutions. If the file is an agent's session, use its reader, e.g. claude_code."
         )
     return RecordError(error.where, error.field, error.reason, remedy)
 

@@ -337,8 +337,8 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
     """Yields one chain from {"conversations"}: each user turn is a step, and the assistant answers + or -.
 
     The first turn also holds the problem, which ends at "Step 1:" (Mistral data) or at the last blank line (Deepseek
-    data). Labels + and - come from Monte Carlo rollouts: semantics `value`. Turns may have ShareGPT's form
-    (`role_content`), and the assistant may answer by words, e.g. FoVer's "correct": semantics `correctness`.
+    data). The labels + and - are Monte Carlo rollouts' (semantics `value`), words such as FoVer's "correct" are
+    verdicts (semantics `correctness`). Turns may have ShareGPT's form (`role_content`).
     """
     steps, signs = _dialogue(item, where, "an assistant's + or -")
     problem, first = parted(steps[0], where, "conversations[0].content")

@@ -65,13 +65,13 @@ class Pools(NamedTuple):
     answered_PN: Bool[np.ndarray, "P N"]  # the sample has an answer, or the file has none at all
     class_PN: Int[np.ndarray, "P N"] | None  # equal for equal answers, -1 for none; None if the file has no answers
     key: dict[str, Float[np.ndarray, "P N"]]  # rule -> ranking key; -inf for a chain without a step
-    log_weight: dict[str, Float[np.ndarray, "P N"]]  # rule -> the logarithm of the chain's weight in a vote, at most 0
+    log_weight: dict[str, Float[np.ndarray, "P N"]]  # rule -> log of the chain's vote weight, at most 0
     steps_PN: Int[np.ndarray, "P N"]
     length_PN: Int[np.ndarray, "P N"]  # characters
     of_pool: bool = False  # a sample's score depends on the pool's others
 
     def vote_weights(self, rule: str) -> Float[np.ndarray, "P N"]:
-        """Returns the weights in a vote by `rule`, as fractions of the largest in each pool; 0 without an answer."""
+        """Returns vote weights by `rule`, relative to each pool's largest; samples without an answer get 0."""
         return relative(np.where(self.answered_PN, self.log_weight[rule], -np.inf))
 
     @property
@@ -125,7 +125,7 @@ def pools_of(
     score_BP = np.zeros(mask_BP.shape, np.float32)
     score_BP[mask_BP] = np.concatenate([*scores, np.zeros(0, np.float32)])
     key, log_weight = _keys_and_weights(score_BP, mask_BP, scale)
-    if of_pool := len(vote_B) > 0 and not np.isnan(vote_B).any():  # a fused verifier gives the vote weight of a chain
+    if of_pool := len(vote_B) > 0 and not np.isnan(vote_B).any():  # a fused verifier computes vote weights itself
         log_weight["last"] = PROBABILITY.log_weights(vote_B)
     return Pools(
         problem=problem,
@@ -192,13 +192,13 @@ def _placed(with_steps_PN: Bool[np.ndarray, "P N"], flat_B: Any, fill: float) ->
 
 
 def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the ranking key and the log vote weight of the chains, by rule."""
+    """Returns (ranking keys, log vote weights) of the chains, each by rule."""
     key, log_BP = rank_keys(score_BP, mask_BP), scale.log_weights(score_BP)
     if scale.weight != "score":
         of_weights = rank_keys(scale.weights(score_BP), mask_BP, log_BP)
         key |= {rule: of_weights[rule] for rule in PROBABILITY_RULES}
     log_weight = {rule: scale.log_votes(np.asarray(key_B, float), rule) for rule, key_B in key.items()}
-    sum_B = log_BP.sum(1, where=mask_BP)  # float32 sums would separate weights that tie
+    sum_B = log_BP.sum(1, where=mask_BP)  # in float64: float32 sums would break ties
     log_weight |= {"prod": sum_B, "mean_log": sum_B / mask_BP.sum(1)}
     return key, log_weight
 

@@ -41,7 +41,7 @@ class Table:
     text: int | None = None  # the column that holds sentences
 
     def __post_init__(self):
-        for field in ("title", "caption"):  # names of models and files are others'
+        for field in ("title", "caption"):  # names of models and files may come from anyone
             object.__setattr__(self, field, printable(getattr(self, field)))
         object.__setattr__(self, "columns", tuple(map(printable, self.columns)))
 
@@ -111,7 +111,7 @@ def left_out_words(report: Mapping[str, Any]) -> str:
 
 
 def best_first(baselines: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
-    """Returns the columns of baselines, sorted by the figure or number `key`, highest first."""
+    """Returns {column head: baseline}, sorted by each baseline's `key` (a figure or a number), highest first."""
 
     def value(name: str) -> float:
         figure = baselines[name].get(key)
@@ -164,7 +164,7 @@ def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
     if not isinstance(report, Mapping):
         return
     value, low, high = (report.get(key) for key in ("value", "low", "high"))
-    # Integers beyond the floats cannot be formatted.
+    # Integers above a float's range cannot be formatted.
     if all(isinstance(x, int | float) and not abs(x) > 1e300 for x in (value, low, high)):
         yield " / ".join(path), f"{value:.4g} [{low:.4g}, {high:.4g}]"
     for key, inner in report.items():
@@ -231,7 +231,7 @@ def _rich(
     from rich.markup import escape
     from rich.table import Table as RichTable
 
-    title, caption = escape(table.title), escape(table.caption) or None  # a name's brackets are no markup
+    title, caption = escape(table.title), escape(table.caption) or None  # brackets in a name are no markup
     shown = RichTable(title=title, title_justify="left", show_edge=False, caption=caption)
     for head, how in columns:
         shown.add_column(escape(head), **how)

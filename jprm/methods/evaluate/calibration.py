@@ -355,7 +355,7 @@ class _Judged(NamedTuple):
                 if not ((score_N >= 0) & (score_N <= 1)).all():
                     raise ScoreError(
                         f"{name}: record {i + 1}: a score is outside [0, 1], and only probabilities have a calibration."
-                        " Fit a verifier, whose scores are: jprm fuse fit --sources prm=DIR"
+                        " Fit a verifier to get probabilities: jprm fuse fit --sources prm=DIR"
                     )
                 problem = numbers.setdefault(tree.problem, len(numbers))
                 same = np.full(size, problem), np.full(size, file)

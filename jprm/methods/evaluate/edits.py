@@ -111,7 +111,7 @@ def _runs(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether a place is inside one of the sorted spans, behind its first character."""
+    """Whether low < place < high for one of the sorted (low, high) spans."""
     before = bisect.bisect_left(spans, (place, 0))
     return before > 0 and place < spans[before - 1][1]
 

@@ -25,9 +25,9 @@ def standard_error(difference: Draws) -> float:
 
 
 def p_value(difference: Draws) -> float:
-    """Returns the two-sided p value by Student's t, or by the sign test if all groups differ by the same amount.
+    """Returns the two-sided p value by Student's t, or NaN if there are fewer than two groups.
 
-    NaN if there are fewer than two groups.
+    If all groups differ by the same amount, the sign test is used, or p is 1 if that amount is 0.
     """
     error = standard_error(difference)
     if difference.groups < 2 or not np.isfinite(error):

@@ -141,7 +141,7 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
     seen: set[str] = set()
     addresses: set[str] = set()
     for name in read(path_of(model) / RUN).data.train:
-        with contextlib.suppress(ValueError, OSError):  # of another machine or a stranger: it may name anything
+        with contextlib.suppress(ValueError, OSError):  # the run may come from anyone, and name any path
             file = path_of(name)
             addresses.add(file.address)
             if file.here is True and file.exists() and not is_shards(file):
@@ -206,8 +206,8 @@ def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[st
             for i, tree in enumerate(map(tree_of, items), start=1):
                 if tree.semantics == "rating" and any(node.label == 0 for node in tree.nodes):
                     raise ScoreError(
-                        f"{name}, record {i}: has a neutral rating. Say what it counts as: --neutral"
-                        " positive|negative|drop (in a suite `neutral`)"
+                        f"{name}, record {i}: has a neutral rating. Choose how it counts: --neutral"
+                        " positive|negative|drop (`neutral` in a suite)"
                     )
 
 

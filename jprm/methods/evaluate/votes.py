@@ -1,8 +1,8 @@
-"""Expected accuracy of best of n and of votes, at every number of samples.
+"""Expected accuracy of best of n and of votes, for each number of samples n.
 
 Best of n chooses the sample with the highest key; its expectation has a closed form. A vote of n samples elects the
-answer with the largest sum of weights (all 1 for a majority). Its result is the mean correctness of the tied answers.
-This has no closed form: small pools are enumerated, larger ones sampled.
+answer with the largest sum of weights (all 1 in a majority vote); if answers tie, their mean correctness counts. A vote
+has no closed form: small pools are enumerated, larger ones sampled.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ ENUMERATE = 10
 BATCH_BYTES = 32 * 2**20
 
 TIE = 1e-6
-"""Sampled totals that differ by less, relative to the largest, tie: they are float32 sums in random orders."""
+"""Vote totals tie if they differ by less, relative to the largest: sampled ones are float32 sums in random order."""
 
 
-@functools.lru_cache(maxsize=4)  # of pools of one size, every rule asks for the same
+@functools.lru_cache(maxsize=4)  # pools of one size need the same for every rule
 def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
-    """Returns the probability that the best of n samples has rank r, for n = 1 .. n_max.
-
-    `size` is the number of samples in the pool.
+    """Returns the probability that the best of n samples has rank r, for r < `size` = N and n = 1 .. n_max.
 
     C(N - r - 1, n - 1) / C(N, n), computed as n / (N - r) times prod_{i<n} (N - r - i) / (N - i). All factors are at
     most 1, so it cannot overflow.
@@ -48,14 +46,14 @@ def best_of_n(
     size_P: Int[np.ndarray, " P"],
     n_max: int,
 ) -> Float[np.ndarray, "P n"]:
-    """Returns the exact expected correctness when choosing the highest key among n samples.
+    """Returns the exact expected correctness of the highest key among n random samples, n = 1 .. n_max.
 
-    Samples are drawn from the first `size_P[p]`.
+    Problem p has `size_P[p]` samples, in its first slots; `n_max` must be at most min(size_P). Invalid samples rank
+    last and are incorrect.
 
-    Tied samples are chosen with equal probability, so each counts as the mean correctness of its tie group. The
-    expectation is the sum over ranks of that mean times `best_rank_probability`, which sums over a tie group to [C(N -
-    r, n) - C(N - r - t, n)] / C(N, n) for t tied samples after r better ones. Invalid samples rank last and are
-    incorrect. `n_max` must be at most min(size_P).
+    Tied samples are chosen with equal probability, so each counts as its tie group's mean correctness. The expectation
+    sums this mean times `best_rank_probability` over the ranks; for t tied samples after r better ones the
+    probabilities sum to [C(N - r, n) - C(N - r - t, n)] / C(N, n).
     """
     value_Pn = np.zeros((len(key_PN), n_max))
     for size in np.unique(size_P):
@@ -110,7 +108,7 @@ def _same(left: str | float, right: str | float) -> bool:
 
 
 def relative(log_PN: Float[np.ndarray, "*P N"]) -> Float[np.ndarray, "*P N"]:
-    """Returns weights as fractions of each row's largest, from their logarithms, which must be -inf without a vote."""
+    """Returns weights divided by their row's largest, from log weights, which must be -inf without a vote."""
     return np.exp(log_PN - np.maximum(log_PN.max(-1, keepdims=True, initial=-np.inf), -1e300))
 
 
@@ -165,9 +163,9 @@ def vote_accuracy(
 
 
 def _scaled(weight_PNK, in_pool_PN):
-    """Scales the weights per pool and weighting by a power of two; the largest is in [1/2, 1).
+    """Scales the weights per pool and weighting by a power of two, to a largest weight in [1/2, 1).
 
-    This keeps ties. Only ratios of weights matter, and small ones would underflow float32.
+    Only ratios matter in a vote, and small weights would underflow float32. A power of two keeps ties.
     """
     top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
     return np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])

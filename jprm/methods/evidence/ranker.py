@@ -118,18 +118,18 @@ def answer_loss(
 def _softmax_in_pools(
     score_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
 ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " M"]]:
-    """Returns log sum exp(score) per pool, and each chain's share of that sum; a chain at -inf has none."""
+    """Returns log sum exp(score) per pool, and each chain's share of the sum (0 if its score is -inf)."""
     weight_M, top_P = relative_in_pools(score_M, pool_M)
-    total_P = np.maximum(np.bincount(pool_M, weight_M), 1e-300)  # of a pool without a chain
+    total_P = np.maximum(np.bincount(pool_M, weight_M), 1e-300)  # for pools without chains
     return top_P + np.log(total_P), weight_M / total_P[pool_M]
 
 
 def relative_in_pools(
     log_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
 ) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " P"]]:
-    """Returns weights as fractions of their pool's largest, from logarithms of any size, and the logs of the largest.
+    """Returns weights divided by their pool's largest, and the log of the largest, from log weights of any size.
 
-    A logarithm of -inf is a weight of 0.
+    A log weight of -inf is a weight of 0.
     """
     top_P = np.full(int(pool_M.max(initial=-1)) + 1, -1e300)
     np.maximum.at(top_P, pool_M, log_M)

@@ -33,7 +33,7 @@ from jprm.tree import ReasoningTree, RecordError, chain_tree, chains_of, scored,
 FILE = VERIFIER
 FORMAT = 1
 MARGIN = 8.0
-"""Log odds from which on all chains have the same weight in a vote."""
+"""Cap on a chain's log odds in a vote: above it, chains weigh the same."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Vote:
 
 
 def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
-    """Returns (share of the top answer, distance from the training chains) per pool; a vote's trust depends on both."""
+    """Returns (top answer's share, distance from the training chains) per pool, the arguments of `Vote.powers`."""
     size_P = np.bincount(chains.problem_M)
     answered_M = chains.class_M >= 0
     stride = int(chains.class_M.max(initial=0)) + 1
@@ -78,9 +78,9 @@ def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"
 def vote_weights(
     log_odds_M: Float[np.ndarray, " M"], power_M: Float[np.ndarray, " M"], chains: Chains
 ) -> Float[np.ndarray, " M"]:
-    """Returns weights in [0, 1]: each chain's odds, capped at `MARGIN`, over its pool's highest, to a power.
+    """Returns weights in [0, 1]: odds to the power `power_M`, divided by the pool's largest result.
 
-    A chain without an answer has no weight, and does not count as the highest.
+    Log odds are capped at `MARGIN`. A chain without an answer weighs 0, and its odds do not count as the largest.
     """
     log_M = np.where(chains.class_M >= 0, power_M * np.minimum(log_odds_M, MARGIN), -np.inf)
     return relative_in_pools(log_M, chains.problem_M)[0]
@@ -176,7 +176,7 @@ class FusedVerifier:
                 continue
             leaves = [chain[-1] for chain in chains_of(tree)]
             class_M, one_M = answer_classes(answers_of(tree)), np.zeros(len(leaves), int)
-            vote_N = np.zeros(len(x_NF))  # a vote is of whole chains
+            vote_N = np.zeros(len(x_NF))  # only whole chains vote
             vote_N[leaves] = self.vote.weights(self.ranker, Chains(x_NF[leaves], one_M, one_M, one_M, class_M))
             named = {"score": scipy.special.expit(self.ranker.log_odds(x_NF)), "vote": vote_N}
             if self.chooses == "answers" and tree.kind == "pool" and len(leaves) > 1:

@@ -19,13 +19,12 @@ from jprm.methods.messages.messages import (
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Returns the chain record of a record, if it is stepwise, a chat or free text.
+    """Returns a chain record for a stepwise record, a chat or free text; None for other records.
 
     Free text is {"problem", "response"}, a chat {"messages"}. The text is split by the rule in `segmentation`
-    (`jprm.steps.RULES`, default `auto`), and the chain names the rule that was used. By `auto`, a text with step tags
-    is split at the tags instead (`tagged_steps`), and `response` loses them. Steps are stripped; `response` and
-    `messages` are kept. Thoughts in a separate field are put before the text in <think> tags. A system message becomes
-    the chain's `system`.
+    (`jprm.steps.RULES`, default `auto`), and the chain names the rule used. If `auto` finds step tags, it splits at the
+    tags (`tagged_steps`) and removes them from `response`. Steps are stripped; `response` and `messages` are kept.
+    Thoughts in a separate field are put before the text in <think> tags. A system message becomes the chain's `system`.
 
     Raises RecordError like `jprm.tree.tree_of`.
     """
@@ -45,7 +44,7 @@ _TAG = re.compile(r"(?<![А-Яа-яЁё])ки(?![А-Яа-яЁё])|<extra_0>")  #
 
 
 def tagged_steps(text: str) -> list[str]:
-    """Returns the steps that end in Math-Shepherd's tag `ки` or Qwen's `<extra_0>`; [] if the text has no tag.
+    """Splits a text at step tags, Math-Shepherd's `ки` or Qwen's `<extra_0>`; returns [] if it has none.
 
     >>> tagged_steps("2 + 2 = 4. ки\\nSo it is 4. ки"), tagged_steps("Раскроем скобки.")
     (['2 + 2 = 4.', 'So it is 4.'], [])

@@ -40,9 +40,9 @@ _SENDERS = {"human": "user", "gpt": "assistant"}
 
 
 def role_content(message: Any) -> Any:
-    """Returns a message of ShareGPT's form, as LLaMA-Factory reads it, with `role` and `content`.
+    """Converts a message in ShareGPT's form to `role` and `content`, like LLaMA-Factory; returns others unchanged.
 
-    E.g. `{"from": "human", "value": "2 + 2?"}` becomes `{"role": "user", "content": "2 + 2?"}`. Others are unchanged.
+    E.g. `{"from": "human", "value": "2 + 2?"}` becomes `{"role": "user", "content": "2 + 2?"}`.
     """
     if not isinstance(message, Mapping) or "role" in message or not isinstance(message.get("from"), str):
         return message

@@ -27,7 +27,7 @@ from jprm.options import find_part
 from jprm.score.scale import WEIGHTS, Scale, check_scale
 
 EQUAL = 1e-6
-"""Returns that differ by less, relative to the largest (at least 1), are equal: float32 scores differ by rounding."""
+"""Returns are equal up to this fraction of the largest (or of 1, if that is more), as float32 scores are rounded."""
 
 Array = np.ndarray
 Process = list[Float[Array, " P1"]]

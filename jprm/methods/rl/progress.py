@@ -124,9 +124,9 @@ def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> di
 
 
 def p_worse(before: Evaluation, after: Evaluation) -> float:
-    """Returns the one-sided p-value for fewer correct answers `after` than `before`, by the t-test paired by problem.
+    """Returns the one-sided p-value for a fall in accuracy, by a t-test paired by problem.
 
-    1 if accuracy did not fall or there is one problem. If all problems fell by the same amount, by the sign test.
+    1 if accuracy did not fall or there is one problem. If all problems fell by the same amount, the sign test is used.
     """
     change_P = np.array(after["gold_P"]) - np.array(before["gold_P"])
     if len(change_P) < 2 or change_P.mean() >= 0:

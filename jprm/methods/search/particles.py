@@ -69,9 +69,9 @@ class Particles:
 
 
 def odds(log_probabilities: Sequence[float], temperature: float) -> list[float]:
-    """Returns the odds p / (1 - p) to the power 1 / temperature, scaled to a maximum of 1; 0 if log p is NaN.
+    """Returns (p / (1 - p)) ** (1 / temperature), divided by the largest; 0 if log p is NaN.
 
-    If all are 0 or NaN, all odds are 1. p is kept 1e-9 away from 1.
+    If every p is 0 or NaN, all odds are 1. 1 - p is at least 1e-9.
     """
     logits = [
         -math.inf if log_p != log_p else log_p - math.log(max(-math.expm1(log_p), 1e-9)) for log_p in log_probabilities

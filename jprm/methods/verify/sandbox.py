@@ -187,7 +187,7 @@ def _run_command(
                 shutil.rmtree(folder, ignore_errors=True)
         printed.seek(0)
         output = printed.read()
-        if status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):  # many threads, or `_wait` was late
+        if status in (-signal.SIGXCPU, 128 + signal.SIGXCPU):  # by several threads, or before `_wait` saw it
             status = None
         if status is not None and len(output) >= limits.file:  # cut, also if the command ignores the signal
             status = -signal.SIGXFSZ

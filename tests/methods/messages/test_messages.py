@@ -249,7 +249,7 @@ def test_messages_may_be_json_text_and_rollouts_texts():
 def test_an_answer_alone_is_refused(form):
     answer = {"instructions": "Be brief.", "output": [{"type": "message", "role": "assistant", "content": "12."}]}
     item = {"item": answer, "response": {"response": answer}, "batch": {"custom_id": "1", "response": {"body": answer}}}
-    with pytest.raises(RecordError, match="input: is not there"):
+    with pytest.raises(RecordError, match="input: is missing"):
         read("openai", item[form])
 
 

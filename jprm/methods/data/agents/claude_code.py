@@ -25,11 +25,10 @@ Line = Mapping[str, Any]
 
 
 def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectories in a session, or in `claude -p --output-format stream-json`.
+    """Yields the trajectories in a session file, or in the output of `claude -p --output-format stream-json`.
 
-    A file of `stream-json` may hold several sessions, one after another. Lines with the same `message.id` are one turn.
-    A command that the user queued during the agent's work is a user message. A subagent's own file is also read as a
-    trajectory.
+    Such output may hold several sessions. Lines with the same `message.id` are one turn. A command queued while the
+    agent works becomes a user message. A subagent's own file is also read as a trajectory.
     """
     left = Leftovers(options)
     sessions = []
@@ -42,7 +41,7 @@ def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptio
 
 
 def _sessions(lines: Sequence[tuple[str, Line]]) -> list[list[tuple[str, Line]]]:
-    """Splits a file of `stream-json`, whose lines have a `session_id`, by session. Other files hold one session."""
+    """Groups lines by `session_id`, which only `stream-json` writes. Other files hold one session."""
     key = next(filter(None, (line.get("session_id") for _, line in lines)), None)
     sessions: dict[Any, list[tuple[str, Line]]] = {key: []}
     for place, line in lines:
@@ -56,8 +55,8 @@ _CONTEXT = re.compile(
     r"((Caveat: The messages below|\[Request interrupted|<local-command-|<command-name>|<bash-).*)?",
     re.DOTALL,
 )
-"""Text that Claude Code writes in the user's name: before a prompt, e.g. about a file in the editor, or as a whole
-message, e.g. about /clear or a shell command."""
+"""Text that Claude Code adds in the user's name: notes before a prompt, e.g. the file open in the editor, or a whole
+message, e.g. for /clear or a shell command."""
 
 
 def _session_lines(events: Sequence[Event], left: Leftovers) -> list[tuple[str, Line]]:
@@ -209,10 +208,10 @@ class _Tree:
         return chain[::-1]
 
     def _under(self, i: int, parent: int) -> int:
-        """Returns the line that line i follows: its parent, or the newest message before i if i is a note on that turn.
+        """Returns the line before line i in its chain: its parent, or for a note the newest message before i.
 
-        A note, e.g. a hook's progress or a retried request, may name an early line of its turn as the parent. The turn
-        was undone, and the parent counts, if a prompt comes directly after that line.
+        A note, e.g. a hook's progress or a retried request, may name an early line of its turn as its parent. If the
+        message after that line is a prompt, the user undid the turn, and the note follows its parent.
         """
         newest = self.messages[bisect.bisect_left(self.messages, i) - 1] if self.messages else -1
         if self.lines[i].get("type") not in ("progress", "system") or not 0 <= parent < newest < i:

@@ -20,11 +20,10 @@ from jprm.methods.messages.messages import call_of
 
 
 def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
-    """Yields the trajectories in a Codex rollout, or in `codex exec --json` (which lacks the prompt).
+    """Yields the trajectories in a Codex rollout, or in the output of `codex exec --json` (which lacks the prompt).
 
-    A file of `codex exec --json` may hold several sessions, one after another. All model output between two inputs is
-    one turn. Developer messages and session instructions become system messages; messages from other agents become user
-    messages.
+    Such output may hold several sessions, one after another. All model output between two inputs is one turn.
+    Developer messages and session instructions become system messages, and messages from other agents user messages.
     """
     left = Leftovers(options)
     rollouts = [_Rollout(left)]
@@ -63,7 +62,7 @@ _CONTEXT = re.compile(
     r"collaboration_mode)>).*)?",
     re.DOTALL,
 )
-"""Text that Codex writes in the user's name: before a prompt, or as a message of its own. It begins no user turn."""
+"""Text that Codex adds in the user's name, before a prompt or as its own message. Alone it begins no user turn."""
 
 
 class _Rollout:
@@ -72,7 +71,7 @@ class _Rollout:
     def __init__(self, left: Leftovers, **about: Any) -> None:
         self.left = left
         self.about: Record = about
-        self.prompts = 0  # of `codex exec --json`, which does not show them
+        self.prompts = 0  # in `codex exec --json`, which only counts them
         self.parts = [Conversation(left=left)]
         self.instructions: list[str] = []  # of the session and the developer, which every request repeats
         self.turns: list[tuple[int, int]] = []  # (part, messages before it) of each of the user's turns
@@ -80,7 +79,7 @@ class _Rollout:
     def begin(self, meta: Mapping[str, Any]) -> None:
         """Reads the session id and instructions."""
         if meta.get("id"):
-            self.about.setdefault("session", meta["id"])  # a fork's file begins with its own id; its parent's follows
+            self.about.setdefault("session", meta["id"])  # the first: a fork's parent comes later
         base = meta.get("base_instructions")
         text = (base.get("text") if isinstance(base, Mapping) else base) or meta.get("instructions")
         if isinstance(text, str) and text and not self.parts[-1].messages:

@@ -18,7 +18,7 @@ class Conversation:
         self.between = between  # separator between texts of one turn
         self.left = left or Leftovers(SessionOptions("error"))
         self.inputs = 0  # messages not by the agent; its output between two of them shares one key
-        self.repeated = 0  # turns that the part before a compaction holds too
+        self.repeated = 0  # turns copied from the part before a compaction
         self._messages: list[dict[str, Any]] = []
         self._turn: dict[str, Any] | None = None
         self._texts: list[str] = []  # of the current turn, like `_thoughts`
@@ -43,7 +43,7 @@ class Conversation:
 
     @property
     def has_turn(self) -> bool:
-        """Whether the agent has a turn that no part before holds."""
+        """Whether the agent has a new turn here, i.e. one not copied from the part before."""
         return len(self._messages) > self.inputs + self.repeated
 
     def _join(self) -> None:
@@ -87,10 +87,10 @@ class Conversation:
                 self._unnamed += 1
 
     def answer(self, call_id: Any, text: str) -> None:
-        """Adds a tool result. If no call of the last turn matches it, it becomes a user message.
+        """Adds the result of a call in the last turn, before user messages that came while the tool ran.
 
-        If the result or the calls have no id, it answers any open call. A message that came while the tool ran
-        follows the result.
+        If the result or the calls have no id, it answers any open call. Without a matching call it becomes a user
+        message.
         """
         call_id = call_id if isinstance(call_id, str) and call_id else None
         if call_id in self._ids:

@@ -143,13 +143,13 @@ def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
 
 
 def _without_nan(log: bytes) -> bytes:
-    """Writes null for NaN and infinity, which inspect-ai writes for metrics and scores without a value."""
+    """Replaces NaN and infinity, inspect-ai's values for missing metrics and scores, by null."""
     if b"NaN" not in log and b"Infinity" not in log:
         return log
     try:
         return json.dumps(json.loads(log, parse_constant=lambda name: None, object_pairs_hook=without_doubles)).encode()
     except (ValueError, RecursionError):
-        return log  # `jprm.io.jsonl.parse` names the fault
+        return log  # `jprm.io.jsonl.parse` will report the error
 
 
 INSPECT = Reader(parse_inspect, InspectOptions, drops="events, stores, usage, times and the plan", items=read_logs)

@@ -80,7 +80,7 @@ def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record 
     if "completion" in request and "messages" not in request:
         messages = _rollout(request, where)
     elif isinstance(response, Mapping) and "messages" not in request:
-        raise RecordError(where, "messages", "are not there, and a response is", _ANSWERS_ALONE.format("messages"))
+        raise RecordError(where, "messages", "are missing, and there is a response", _ANSWERS_ALONE.format("messages"))
     else:
         messages = list(_messages(request, "messages", where))
     ends: list[list] = [[]]
@@ -99,8 +99,7 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
     """Yields a trajectory from an Anthropic client log: {"system", "messages", "tools"}, optionally with "response".
 
     `thinking` becomes `reasoning_content`, `tool_use` a call, and each `tool_result` a tool message. User text beside
-    results follows them. Neighbouring messages of the assistant are one turn, as for the API; so a response continues
-    the text that the request began for it.
+    results follows them. Neighbouring assistant messages are one turn, as in the API, e.g. a prefill and its response.
     """
     left = Leftovers(options)
     request = item.get("request", item) if isinstance(item, Mapping) else {}
@@ -159,7 +158,7 @@ def trajectory_of(record: Record, where: str) -> Record:
 
 
 def run_of(record: Record, where: str) -> Record:
-    """Returns `trajectory_of` a run. Drops a run in which the agent has no turn, e.g. if its first request failed."""
+    """Returns `trajectory_of` a run; raises `Dropped` if the agent has no turn, e.g. after a failed first request."""
     if record["messages"] and all(message.get("role") in ("system", "user") for message in record["messages"]):
         raise Dropped(_NO_TURN)
     return trajectory_of(record, where)
@@ -176,21 +175,21 @@ def trajectories(
 ) -> Iterator[Record]:
     """Yields a trajectory for each part in which the agent has a turn.
 
-    The problem, which groups the runs of a task, is the session's first user message.
+    `problem`, which groups the runs of a task, is the session's first user message without the program's text.
 
     sessions: (parts between compactions, fields of the records) for each session in the file.
-    context: text at the beginning of user messages that the program wrote, e.g. about the folder. The problem lacks it.
+    context: matches text that the program puts before a prompt, e.g. about the folder.
 
     Raises:
       Dropped: the agent has no turn in the file, e.g. because each request failed.
-      RecordError: no line holds a message.
+      RecordError: the file also has no user message.
     """
     parts = [part for parts, _ in sessions for part in parts]
     if not any(part.has_turn for part in parts):
         if any(message["role"] == "user" for part in parts for message in part.messages):
             raise Dropped(_NO_TURN)
         skipped = ", ".join(part.what for part in left)
-        reason = "no line holds a message" + (f" (skipped: {skipped})" if skipped else "")
+        reason = "no line holds a message of the user or the agent" + (f" (skipped: {skipped})" if skipped else "")
         raise RecordError(where, "line", reason, "Is this file of the named program?")
     for parts, about in sessions:
         texts = [m["content"] for part in parts for m in part.messages if m["role"] == "user" and m["content"].strip()]
@@ -198,7 +197,7 @@ def trajectories(
         written = [part for part in parts if part.has_turn]
         for part in parts:
             if part.messages and not part.has_turn:
-                left.skip("messages without a turn after them, e.g. of a last compaction")
+                left.skip("messages without a turn after them, e.g. after a last compaction")
         for i, part in enumerate(written):
             number = {"part": i} if len(written) > 1 else {}
             problem = {"problem": first} if first else {}
@@ -206,7 +205,7 @@ def trajectories(
 
 
 def user_text(text: str, context: re.Pattern[str]) -> str:
-    """Returns the part of a user message that the user wrote; "" if the program wrote it all."""
+    """Returns a user message without the program's text before it; "" if nothing else is in it."""
     match = context.match(text)
     return text[match.end() if match else 0 :].strip()
 
@@ -227,9 +226,10 @@ def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Recor
 
 
 def _tools(tools: Any, where: str, left: Leftovers | None = None) -> Record:
-    """Returns tool schemas in the chat form; the Responses API and verifiers write them without `function`.
+    """Returns `{"tools": [{"type": "function", "function": schema}, ...]}`, or {} without tools.
 
-    If `left` is given, tools that the server runs are left out, since they have no schema.
+    The Responses API and verifiers write bare schemas. If `left` is given, tools without one, which the server runs
+    (e.g. web search), are left out and counted.
     """
     tools = decoded(tools, where, "tools")
     if not isinstance(tools, list):
@@ -347,7 +347,7 @@ def _responses(request: Mapping[str, Any], answer: Mapping[str, Any], where: str
             reason = "names text that the server keeps, and the log lacks"
             raise RecordError(where, key, reason, "Write the whole conversation into `input`.")
     if not request.get("input"):
-        raise RecordError(where, "input", "is not there, and `output` is", _ANSWERS_ALONE.format("input"))
+        raise RecordError(where, "input", "is missing, and there is an `output`", _ANSWERS_ALONE.format("input"))
     prompt, output = request["input"], answer.get("output")
     items = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list_of(prompt, where, "input")
     items = [*items, *list_of([] if output is None else output, where, "output")]

@@ -22,7 +22,7 @@ def parse_openhands(events: Sequence[Event], where: str, options: SessionOptions
     """Yields the trajectories in OpenHands events, or in each line of its evaluations, {"instance_id", "history"}.
 
     Events with `action` or `observation` are version 0, events with `kind` version 1. All calls of one response are one
-    turn. A condensation begins another trajectory, because the agent read a summary in the place of earlier events.
+    turn. After a condensation a new trajectory begins, since the agent then reads a summary instead of earlier events.
     """
     left = Leftovers(options)
     if not any(isinstance(value, Mapping) and "history" in value for _, value in events):
@@ -38,7 +38,7 @@ def parse_openhands(events: Sequence[Event], where: str, options: SessionOptions
 def _trajectories(
     events: Sequence[Event], about: Record, where: str, left: Leftovers, options: SessionOptions
 ) -> Iterator[Record]:
-    """Reads the events; after a condensation, a new part reads those that are still in the context once more."""
+    """Yields the trajectory of each part. After a condensation, the events left in the context begin the next part."""
     parts, context, tools = [Conversation(left=left)], [], []
     for i, (place, event) in enumerate(events):
         event = object_of(event, place, f"events[{i}]", "Is this file of OpenHands' events?")
@@ -46,7 +46,7 @@ def _trajectories(
             context = _condensed(context, event, place, f"events[{i}]")
             if not parts[-1].has_turn:
                 parts.pop()
-            part = Conversation(left=Leftovers(options))  # the repeated events are counted once
+            part = Conversation(left=Leftovers(options))  # counted before, so not in `left`
             for old in context:
                 _add(*old, part)
             part.left, part.repeated = left, len(part) - part.inputs
@@ -59,11 +59,11 @@ def _trajectories(
 
 
 _Placed = tuple[Mapping[str, Any], str, str]
-"""An event, its place in the file and its field."""
+"""(event, its place in the file, its field), e.g. `(event, "log.json:3", "events[2]")`."""
 
 
 def _add(event: Mapping[str, Any], place: str, field: str, conversation: Conversation) -> list:
-    """Adds an event to the conversation; returns its tools."""
+    """Adds an event to the conversation; returns the tool schemas in it."""
     if isinstance(event.get("kind"), str):
         return _event_1(event, conversation, place, field)
     if "action" not in event and "observation" not in event:
@@ -76,9 +76,9 @@ def _is_condensation(event: Mapping[str, Any]) -> bool:
 
 
 def _condensed(context: Sequence[_Placed], event: Mapping[str, Any], place: str, field: str) -> list[_Placed]:
-    """Returns the events that stay in the context, with the summary at the place of the first that left it.
+    """Returns the context without the forgotten events, and with the summary in the first one's place.
 
-    A call leaves with its result, and a former summary with the events that it stood for.
+    A call and its result are forgotten together, and so is an earlier summary.
     """
     about = held if isinstance(held := event.get("args"), Mapping) else event
     forgotten = set(list_of(about.get("forgotten_event_ids") or [], place, field + ".forgotten_event_ids"))
@@ -101,7 +101,7 @@ _SUMMARY = "CondensationSummaryEvent"
 
 
 def _call_id(event: Mapping[str, Any]) -> Any:
-    """Returns the id of the call that an event makes or answers."""
+    """Returns the call id of an action or observation, or None."""
     return (held if isinstance(held := event.get("tool_call_metadata"), Mapping) else event).get("tool_call_id")
 
 

@@ -45,7 +45,7 @@ _TOOLS = (
     "ai.prompt.tools",
     "model_request_parameters",
 )
-"""Attributes with tool schemas. Langfuse keeps them there, and moves only a span's messages out."""
+"""Attributes with tool schemas in any convention: Langfuse keeps them, and renames only the messages."""
 
 _UNREAD = {
     "input.value": "OpenInference, of a span that is no model's call", "llm.prompts": "OpenInference's completions",
@@ -53,16 +53,15 @@ _UNREAD = {
     "traceloop.entity.input": "Traceloop's workflows",
     "mlflow.spanInputs": "MLflow", "lk.chat_ctx": "LiveKit", "weave": "Weave", "inputs": "LangSmith",
 }  # fmt: skip
-"""Attributes that may hold a conversation but are not supported, with the name shown in the report."""
+"""Attributes that may hold a conversation but are not supported, and their source as shown in the report."""
 
 
 def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
-    """Yields the model calls in a trace as trajectories.
+    """Yields a trajectory for each answer in a trace; the last one usually holds the whole conversation.
 
     An item is one span or event, an OTLP export ({"resourceSpans": ...} or {"resourceLogs": ...}), {"spans": ...}, or
-    Langfuse's {"trace", "observations"}. Spans without an answer are counted by name. Each answer ends a trajectory;
-    the last call of a trace holds the whole conversation. any-agent spans hold only new messages, so together they are
-    one trajectory.
+    Langfuse's {"trace", "observations"}. Spans without an answer are left out and counted. any-agent's spans hold only
+    new messages, so its trace is one trajectory.
     """
     item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
     left = Leftovers(options)
@@ -75,7 +74,7 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
         yield from left
         return
     read: set[int] = set()  # places of spans
-    unread: collections.Counter[str] = collections.Counter()  # by names that are too long for `left`
+    unread: collections.Counter[str] = collections.Counter()  # their descriptions are too long for `left`
     for place, span, attributes in itertools.chain(
         ((i, *pair) for i, pair in enumerate(spans)), _calls_of_events(spans, read, where)
     ):
@@ -102,7 +101,7 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
 
 
 def _unread(span: Mapping[str, Any], attributes: Record) -> str:
-    """Names a span without an answer by its attributes that may hold a conversation; "" if its events are counted."""
+    """Describes a span without an answer for the report; "" if its events or inner spans are counted instead."""
     if _event_of(span, attributes) or attributes.get("events") or any(span.get(key) for key in _WITHIN):
         return ""
     names = {name.asked: f"{name.name}, without an answer" for name in CONVENTIONS} | _UNREAD
@@ -121,16 +120,16 @@ def _unread(span: Mapping[str, Any], attributes: Record) -> str:
 
 
 def _without_tools(value: Any) -> tuple[Any, list[Any]]:
-    """Returns a call's input without tool schemas among its messages, and the schemas there or in the request."""
+    """Returns (input without schemas among its messages, tool schemas) of a call; a request may hold them too."""
     if isinstance(value, Mapping):
-        config = held if isinstance(held := value.get("config"), Mapping) else {}  # Google's
+        config = held if isinstance(held := value.get("config"), Mapping) else {}  # in Google's requests
         tools = value.get("tools") or config.get("tools")
         tools = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
         return value, [schema for tool in tools for schema in tool.get("function_declarations") or [tool]]
     if not isinstance(value, list):
         return value, []
     contents = [message.get("content") if isinstance(message, Mapping) else None for message in value]
-    are_schemas = [  # of LangChain, in Langfuse's export
+    are_schemas = [  # LangChain's, in Langfuse's export
         isinstance(content, Mapping) and isinstance(content.get("function"), Mapping) for content in contents
     ]
     return [m for m, is_schema in zip(value, are_schemas, strict=True) if not is_schema], [
@@ -158,7 +157,7 @@ def _of_call(
 _WITHIN = ("resourceSpans", "resource_spans", "batches", "scopeSpans", "scope_spans", "instrumentationLibrarySpans",
            "spans", "resourceLogs", "resource_logs", "scopeLogs", "scope_logs", "logRecords", "log_records", "events",
            "span_events")  # fmt: skip
-"""Nested lists of OTLP JSON, from the outermost to the innermost; protobuf's own names and Tempo's are read too."""
+"""Nested lists in OTLP, outermost first, by their names in JSON, in protobuf and in Tempo."""
 
 
 def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], Record]]:
@@ -187,7 +186,7 @@ def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, A
 
 
 def _columns(row: Mapping[str, Any], prefix: str) -> Record:
-    """Returns a row's columns below a prefix, e.g. of Phoenix's data frames."""
+    """Returns columns by their names after a prefix, e.g. "llm.tools" for "attributes.llm.tools"; skips nulls."""
     return {key[len(prefix) :]: value for key, value in row.items() if key.startswith(prefix) and value is not None}
 
 
@@ -245,7 +244,7 @@ _DOTTED = ("message.", "message_content.", "tool_call.", "tool.")
 
 
 def _nested(value: Any) -> Any:
-    """Nests the dotted names in lists of messages and tools, which Phoenix's data frames have."""
+    """Nests dotted keys in lists of messages and tools (Phoenix's data frames), e.g. "message.role"."""
     if isinstance(value, list):
         return [_nested(inner) for inner in value]
     if not isinstance(value, Mapping) or not any(key.startswith(_DOTTED) for key in value):
@@ -254,7 +253,7 @@ def _nested(value: Any) -> Any:
 
 
 def _tree(flat: Mapping[str, Any]) -> Record:
-    """Nests values by their dotted names."""
+    """Returns nested objects for dotted keys, e.g. {"a": {"b": 1}} for {"a.b": 1}."""
     tree: Record = {}
     for path, value in flat.items():
         *above, last = path.split(".")
@@ -287,7 +286,7 @@ _EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|choice)")
 
 
 def _event_of(span: Mapping[str, Any], attributes: Record) -> str:
-    """Returns the name of an event that is one message, else ""."""
+    """Returns the name of an event with one message, e.g. "gen_ai.choice"; "" for other spans."""
     name = span.get("name") or span.get("eventName") or attributes.get("event.name")
     return name if isinstance(name, str) and _EVENT.fullmatch(name) else ""
 
@@ -295,7 +294,7 @@ def _event_of(span: Mapping[str, Any], attributes: Record) -> str:
 def _calls_of_events(
     spans: Sequence[tuple[Mapping[str, Any], Record]], read: Collection[int], where: str
 ) -> Iterator[tuple[int, Mapping[str, Any], Record]]:
-    """Yields calls, at place -1, with their messages in events: conventions before 1.37, and pydantic-ai's `events`."""
+    """Yields (-1, span, attributes) for calls with messages in events: conventions before 1.37, and pydantic-ai."""
     groups: dict[Any, list[Any]] = collections.defaultdict(list)
     holders: dict[Any, Mapping[str, Any]] = {}
     for place, (span, attributes) in enumerate(spans):
@@ -324,7 +323,7 @@ def _answers(value: Any, name: str, where: str, left: Leftovers) -> list[list[Re
     if isinstance(value, list) and not _are_items(value):
         answers = [_messages(answer, "assistant", where, f"{name}[{i}]", left) for i, answer in enumerate(value)]
         messages = [message for answer in answers for message in answer]
-        if any(message["role"] == "tool" for message in messages):  # the whole run of an agent
+        if any(message["role"] == "tool" for message in messages):  # an agent's whole run
             return [_in_turns(messages, left)]
         bare = all(isinstance(answer, Mapping) and "toolName" in answer for answer in value)  # Vercel's calls
         merged: list[list[Record]] = []
@@ -378,7 +377,7 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
 
 
 def _continues(before: Record, message: Record) -> bool:
-    """Whether two agent messages are parts of one turn, e.g. a text and a call in a Responses API log."""
+    """Whether two agent messages belong to one turn, e.g. a text and a call in a Responses API log."""
     both = {key for key in THOUGHTS if before.get(key) and message.get(key)}
     return not both and (not message.get("content") or not (before.get("content") or before.get("tool_calls")))
 
@@ -389,10 +388,9 @@ def _join(before: Record, message: Record) -> None:
 
 
 def _in_turns(messages: Sequence[Record], left: Leftovers) -> list[Record]:
-    """Joins the messages of one turn, and links results to its calls.
+    """Joins the messages of each turn, and drops ids of results that differ from the calls' ids.
 
-    Calls and results may have different ids; then the results follow their calls in order. smolagents repeats a turn's
-    calls in a message of the role tool-call.
+    Such results answer the calls in order. smolagents repeats a turn's calls in a `tool-call` message; it is left out.
     """
     turns: list[Record] = []
     for message in messages:
@@ -492,7 +490,7 @@ def _call(value: Any, where: str, name: str) -> Record:
 
 
 def _id_of(*sources: Mapping[str, Any]) -> str | None:
-    """Returns the first id of a call; Microsoft's agents write a list of the run's id and the call's."""
+    """Returns a call's first id, as JSON if it is no text: Microsoft's agents write [run id, call id]."""
     ids = (source.get(key) for source in sources for key in ("id", "toolCallId", "tool_call_id"))
     call_id = next(filter(None, ids), None)
     return call_id if isinstance(call_id, str | None) else json.dumps(call_id)

@@ -69,7 +69,7 @@ class Leftovers:
         return f"[{name}]"
 
     def plain(self, content: Any) -> Any:
-        """Replaces parts without text by placeholders; if `drop` is false, only references to tools."""
+        """Replaces parts without text by placeholders, e.g. "[image]"; unless `drop` is set, only tool references."""
         if not isinstance(content, list):
             return content
         return [
@@ -99,7 +99,7 @@ class Leftovers:
 
 
 def tool_named(part: Any) -> str:
-    """Returns the text for a reference to a tool, whose schema the server puts there; "" for other parts."""
+    """Returns "[tool: NAME]" for a reference to a tool, which the server replaces by its schema; else ""."""
     if not isinstance(part, Mapping) or part.get("type") not in ("tool_reference", "tool_addition"):
         return ""
     tool = held if isinstance(held := part.get("tool"), Mapping) else part

@@ -88,8 +88,8 @@ def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator
         field = f"simulations[{i}]." if inside else ""
         simulation = object_of(simulation, where, field or "record", "Write a simulation.")
         if simulation.get("ticks") and not simulation.get("messages"):
-            reason = "are a voice run in full duplex, in which both speak at once"
-            raise RecordError(where, field + "ticks", reason, "Only runs of turns are read: give its `messages`.")
+            reason = "are a voice run in full duplex, in which both sides speak at once"
+            raise RecordError(where, field + "ticks", reason, "Give a run with `messages`: only turns are read.")
         messages = list(_tau2_messages(simulation, where, field, left))
         if inside and not any(message["role"] == "assistant" for message in messages):
             left.skip("simulation without a turn of the agent")

@@ -394,7 +394,7 @@ def recognise(folder: pathlib.Path) -> Adapter:
     )  # fmt: skip
     if not (name := next(matching, "")):
         if not lora:
-            families.find(families.text_fields(folder / CONFIG))  # raises for a family that no adapter can read
+            families.find(families.text_fields(folder / CONFIG))  # raises if no adapter can read the family
         raise ValueError(
             f"{folder}: {architecture or 'a LoRA'} with these tensors is no PRM that jprm recognises. Say how it is"
             f" read: --adapter NAME, with one of {', '.join(PUBLISHED)}, or a file {FILE} in the folder"

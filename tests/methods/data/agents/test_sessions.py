@@ -254,7 +254,7 @@ def test_a_run_without_a_turn_is_dropped(name, field, tmp_path):
 
 def test_a_compaction_without_a_turn_after_it_is_counted(tmp_path):
     (record,), left = read("claude_code", [*START, boundary("cb", "a1"), SUMMARY], tmp_path)
-    assert told(record) == FIXED and left == {"messages without a turn after them, e.g. of a last compaction": 1}
+    assert told(record) == FIXED and left == {"messages without a turn after them, e.g. after a last compaction": 1}
 
 
 def test_commands_that_were_queued_on_an_undone_branch_are_counted(tmp_path):
