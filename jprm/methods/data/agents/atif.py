@@ -16,7 +16,7 @@ from typing import Any
 from jprm.io import jsonl
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, text_of
 from jprm.io.storage import path_of
-from jprm.methods.data.agents.logs import kept, trajectory_of
+from jprm.methods.data.agents.logs import kept, tools_of, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import LeftOut, Reader, Record, take
 from jprm.methods.messages.messages import call_of, text_of_parts
@@ -66,7 +66,7 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str, left: Lefto
     about = {key: take(document, f"agent.{key}", str, where, field) for key in ("name", "version")}
     if isinstance(model := document["agent"].get("model_name"), str):
         about["model_name"] = model
-    tools = document["agent"].get("tool_definitions") or []
+    tools = list_of(document["agent"].get("tool_definitions") or [], where, field + "agent.tool_definitions")
     messages: list[Record] = []
     first, turn = 1, None
     for i, step in enumerate(take(document, "steps", list, where, field)):
@@ -86,10 +86,7 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str, left: Lefto
     reward = next((key for key in ("total_reward", "reward") if document.get(key) is not None), None)
     if reward is not None and "outcome" not in outcome:
         outcome["outcome"] = number_of(document[reward], where, field + reward)
-    record = {**ids, "agent": about, **outcome, "messages": messages}
-    if tools:
-        record["tools"] = list_of(tools, where, field + "agent.tool_definitions")
-    return trajectory_of(record, where)
+    return trajectory_of({**ids, "agent": about, **outcome, "messages": messages, **tools_of(tools, where)}, where)
 
 
 def _keep_rewards(step: Mapping[str, Any], turn: Record | None, where: str, place: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jprm.io.folders import local_copy
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, without_doubles
-from jprm.methods.data.agents.logs import trajectory_of
+from jprm.methods.data.agents.logs import tools_of, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import LeftOut, Reader, Record, read_items
 from jprm.methods.messages.messages import call_of
@@ -50,7 +50,7 @@ def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Re
             left.skip("sample without a turn of the agent")
             continue
         record = {key: sample[key] for key in ("id", "epoch") if isinstance(sample.get(key), str | int)}
-        record |= {"messages": messages, **_tools(sample), **_outcome(sample, options.score, where, field)}
+        record |= {"messages": messages, **_tools(sample, where, left), **_outcome(sample, options.score, where, field)}
         if target := sample.get("target"):
             target = target[0] if isinstance(target, list) and len(target) == 1 else target
             record |= {"answer" if isinstance(target, str) else "target": target}
@@ -83,16 +83,13 @@ def _attached(value: Any, attachments: Mapping[str, Any]) -> Any:
     )
 
 
-def _tools(sample: Mapping[str, Any]) -> Record:
+def _tools(sample: Mapping[str, Any], where: str, left: Leftovers) -> Record:
     """Returns the tools of the first model call that has any."""
     events = sample.get("events")
     for event in events if isinstance(events, list) else ():
         tools = event.get("tools") if isinstance(event, Mapping) and event.get("event") == "model" else None
         if isinstance(tools, list) and tools:
-            keys = ("name", "description", "parameters")
-            tools = [tool for tool in tools if isinstance(tool, Mapping)]
-            functions = [{key: tool[key] for key in keys if key in tool} for tool in tools]
-            return {"tools": [{"type": "function", "function": function} for function in functions]}
+            return tools_of(tools, where, left)
     return {}
 
 

@@ -1,6 +1,6 @@
 """Agent logs as trajectories: AgentProcessBench, OpenAI and Anthropic client logs, and verifiers rollouts.
 
-Other readers share `messages_of_blocks`, `trajectory_of` and `kept`.
+Other readers share `messages_of_blocks`, `trajectory_of`, `tools_of` and `kept`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
         raise RecordError(where, "step_labels", f"has no label of messages[{lacking[0]}]", remedy)
     record = {"problem": take(item, "question", str, where)}
     record["messages"] = [_known_role(message, where) for message in messages]
-    record |= _tools(item.get("tools"), where) | {"semantics": "rating"}
+    record |= tools_of(item.get("tools"), where) | {"semantics": "rating"}
     if final:
         record["outcome"] = max(final, 0)
     about = {key: item[key] for key in ("total_index", "query_index", "sample_index", "data_source") if key in item}
@@ -71,7 +71,7 @@ def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record 
     sides = item.get("request", item), item.get("response")
     request, response = (side["body"] if isinstance(side, Mapping) and "body" in side else side for side in sides)
     request = object_of(request, where, "request", "Write its `messages` or `input`.")
-    about = {**kept(item, where), **_tools(request.get("tools"), where, left)}
+    about = {**kept(item, where), **tools_of(request.get("tools"), where, left)}
     answer = response if isinstance(response, Mapping) else item
     if "input" in request or "output" in answer:
         yield trajectory_of({**about, "messages": _responses(request, answer, where, left)}, where)
@@ -119,12 +119,9 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
             turns.append((role, [*blocks], place))
     for role, blocks, place in turns:
         messages += messages_of_blocks(role, blocks, where, place, left)
-    tools = [
-        {"type": "function", "function": {"name": tool.get("name"), "description": tool.get("description", ""),
-                                          "parameters": tool.get("input_schema", {})}}
-        for tool in request.get("tools") or [] if isinstance(tool, Mapping)
-    ]  # fmt: skip
-    yield trajectory_of({**kept(item, where), "messages": messages, **_tools(tools, where)}, where)
+    yield trajectory_of(
+        {**kept(item, where), "messages": messages, **tools_of(request.get("tools"), where, left)}, where
+    )
     yield from left
 
 
@@ -139,7 +136,7 @@ def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     about = {key: item[key] for key in ("example_id", "answer", "task") if isinstance(item.get(key), str | int | float)}
     info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
     tools = item.get("tool_defs") or item.get("oai_tools") or info.get("oai_tools")
-    yield trajectory_of({**about, "messages": messages, **_tools(tools, where), "outcome": reward}, where)
+    yield trajectory_of({**about, "messages": messages, **tools_of(tools, where), "outcome": reward}, where)
 
 
 def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
@@ -225,26 +222,57 @@ def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Recor
     return kept
 
 
-def _tools(tools: Any, where: str, left: Leftovers | None = None) -> Record:
-    """Returns `{"tools": [{"type": "function", "function": schema}, ...]}`, or {} without tools.
+_AROUND = ("tool", "json_schema", "function_declarations", "functionDeclarations", "function_tools", "output_tools")
+"""Keys of an object around tool definitions, e.g. OpenInference's, Google's and pydantic-ai's."""
 
-    The Responses API and verifiers write bare schemas. If `left` is given, tools without one, which the server runs
-    (e.g. web search), are left out and counted.
+_FIELDS = {key: key for key in ("name", "description", "parameters", "strict", "format")} | {
+    "title": "name",  # OpenHands
+    "input_schema": "parameters",  # Anthropic
+    "inputSchema": "parameters",  # MCP and Vercel AI
+    "parameters_json_schema": "parameters",  # pydantic-ai and Google
+    "parametersJsonSchema": "parameters",
+}
+"""Fields of a tool definition that a model reads -> their names in the chat form."""
+
+
+def tools_of(value: Any, where: str, left: Leftovers | None = None) -> Record:
+    """Returns {"tools": [...]} with tool definitions of any known form in the chat form; {} if there are none.
+
+    A value is a definition, a list, JSON text, or an object around them, e.g. `{"function_declarations": [...]}`. If
+    `left` is given, tools without a name are left out and counted, e.g. those that the server runs.
     """
-    tools = decoded(tools, where, "tools")
-    if not isinstance(tools, list):
-        return {"tools": tools} if tools else {}
-    schemas = []
-    for tool in tools:
-        bare = isinstance(tool, Mapping) and "function" not in tool
-        if bare and "name" in tool:
-            fields = {key: value for key, value in tool.items() if key != "type"}
-            schemas.append({"type": "function", "function": fields})
-        elif bare and left and tool.get("type", "function") != "function":
+    schemas, waiting = [], [value] if value else []
+    while waiting:
+        tool = json_in(waiting.pop(), where, "tools")
+        if isinstance(tool, Mapping) and (inner := [tool[key] or [] for key in _AROUND if key in tool]):
+            tool = inner
+        if isinstance(tool, list):
+            waiting += tool[::-1]
+        elif isinstance(tool, Mapping) and (not left or {"function", "name", "title"} & tool.keys()):
+            schemas.append({"type": "function", "function": _function(tool, where)})
+        elif not left:
+            schemas.append(tool)
+        elif isinstance(tool, Mapping) and tool.get("type", "function") != "function":
             left.skip(f"tool of type {tool['type']!r}, which the server runs")
         else:
-            schemas.append(tool)
+            left.skip("tool without a name")
     return {"tools": schemas} if schemas else {}
+
+
+def _function(tool: Mapping[str, Any], where: str) -> Record:
+    """Returns the function of a tool: all fields of the chat form, or those of another form that a model reads."""
+    chat = isinstance(tool.get("function"), Mapping)
+    definition, function = tool["function"] if chat else tool, {}
+    for key, value in definition.items():
+        name = _FIELDS.get(key, key)
+        if (name == key or definition.get(name) is None) and (chat or key in _FIELDS and value is not None):
+            function[name] = json_in(value, where, "tools") if name == "parameters" else value
+    return function
+
+
+def json_in(value: Any, where: str, field: str) -> Any:
+    """Parses text that begins like a JSON object or list; returns other values unchanged."""
+    return decoded(value, where, field) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
 
 
 def _messages(item: Any, key: str, where: str) -> Iterator[Record]:

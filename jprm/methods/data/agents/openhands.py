@@ -12,7 +12,7 @@ from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
 from jprm.methods.data.agents.conversation import Conversation
-from jprm.methods.data.agents.logs import kept, trajectories
+from jprm.methods.data.agents.logs import kept, tools_of, trajectories
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
 from jprm.methods.data.reader import Event, LeftOut, Reader, Record, take
 from jprm.methods.messages.messages import call_of, thoughts_of_blocks
@@ -54,8 +54,7 @@ def _trajectories(
             continue
         context.append((event, place, f"events[{i}]"))
         tools = _add(*context[-1], parts[-1]) or tools
-    about = {**about, **({"tools": tools} if tools else {})}
-    yield from trajectories([(parts, about)], where, left)
+    yield from trajectories([(parts, {**about, **tools_of(tools, where)})], where, left)
 
 
 _Placed = tuple[Mapping[str, Any], str, str]
@@ -227,7 +226,7 @@ def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, f
         prompt, context = take(event, "system_prompt", dict, where, within), event.get("dynamic_context")
         parts = [prompt, *([context] if context else [])]
         conversation.say("system", left.text([{"type": "text", **_part(part)} for part in parts], where, field))
-        return [_tool(tool) for tool in list_of(event.get("tools") or [], where, within + "tools")]
+        return list_of(event.get("tools") or [], where, within + "tools")
     if kind == "MessageEvent":
         message = take(event, "llm_message", dict, where, within)
         content, place = message.get("content") or [], within + "llm_message.content"
@@ -301,15 +300,6 @@ def _thoughts(message: Mapping[str, Any], where: str, field: str) -> str:
         if thoughts := thoughts_of_blocks(value, where, f"{field}.{key}"):
             return thoughts
     return ""
-
-
-def _tool(tool: Any) -> Mapping[str, Any]:
-    """Converts a tool schema, given in the chat form or in version 1's own."""
-    if not isinstance(tool, Mapping) or "function" in tool:
-        return tool
-    function = {"name": tool.get("name", tool.get("title")), "description": tool.get("description") or ""}
-    schema = tool.get("parameters") or tool.get("input_schema") or tool.get("inputSchema")
-    return {"type": "function", "function": function | ({"parameters": schema} if schema else {})}
 
 
 OPENHANDS = Reader(

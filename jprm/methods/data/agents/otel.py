@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jprm.io.jsonl import RecordError, list_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
-from jprm.methods.data.agents.logs import kept, messages_of_blocks, trajectory_of
+from jprm.methods.data.agents.logs import json_in, kept, messages_of_blocks, tools_of, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, LogOptions, is_content
 from jprm.methods.data.reader import LeftOut, Reader, Record
 from jprm.methods.messages.messages import THOUGHTS, call_of, decoded, thoughts_of_blocks
@@ -119,13 +119,11 @@ def _unread(span: Mapping[str, Any], attributes: Record) -> str:
     return "span without messages, whose contents instrumentations leave out by default"
 
 
-def _without_tools(value: Any) -> tuple[Any, list[Any]]:
+def _without_tools(value: Any) -> tuple[Any, Any]:
     """Returns (input without schemas among its messages, tool schemas) of a call; a request may hold them too."""
     if isinstance(value, Mapping):
         config = held if isinstance(held := value.get("config"), Mapping) else {}  # in Google's requests
-        tools = value.get("tools") or config.get("tools")
-        tools = [tool for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
-        return value, [schema for tool in tools for schema in tool.get("function_declarations") or [tool]]
+        return value, value.get("tools") or config.get("tools")
     if not isinstance(value, list):
         return value, []
     contents = [message.get("content") if isinstance(message, Mapping) else None for message in value]
@@ -138,7 +136,7 @@ def _without_tools(value: Any) -> tuple[Any, list[Any]]:
 
 
 def _of_call(
-    span: Mapping[str, Any], attributes: Record, asked: Sequence[Record], schemas: Sequence[Any],
+    span: Mapping[str, Any], attributes: Record, asked: Sequence[Record], schemas: Any,
     answers: Sequence[list[Record]], where: str, left: Leftovers,
 ) -> Iterator[Record]:  # fmt: skip
     messages: list[Record] = []
@@ -146,7 +144,7 @@ def _of_call(
         parts = list_of(decoded(instructions, where, _SYSTEM), where, _SYSTEM)
         messages += _of_parts("system", parts, where, _SYSTEM, left)
     values = (_value(attributes, name, where) for name in _TOOLS)
-    tools = next(filter(None, (_tools(value, where) for value in (*values, schemas))), {})
+    tools = next(filter(None, (tools_of(value, where, left) for value in (*values, schemas))), {})
     about = kept(span, where, ("trace_id", "span_id", "traceId", "spanId"))
     for answer in answers:
         yield trajectory_of({**about, "messages": [*messages, *asked, *answer], **tools}, where)
@@ -233,7 +231,7 @@ def _flat(attributes: Mapping[str, Any], prefix: str = "") -> Record:
 def _value(attributes: Mapping[str, Any], name: str, where: str) -> Any:
     """Returns an attribute, decoding JSON text or collecting the numbered attributes below its name."""
     if (value := attributes.get(name)) is not None:
-        return _nested(_json(value, name, where))
+        return _nested(json_in(value, where, name))
     tree = _tree(_columns(attributes, f"{name}."))
     value = _lists(tree)
     has_content = isinstance(value, list) or any(key in value for key in ("text", "toolCalls", "reasoning", "object"))
@@ -277,11 +275,6 @@ def _lists(tree: Any) -> Any:
     return inner
 
 
-def _json(value: Any, name: str, where: str) -> Any:
-    """Decodes text that begins like a JSON object or list; returns other values unchanged."""
-    return decoded(value, where, name) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
-
-
 _EVENT = re.compile(r"gen_ai\.(?:(system|user|assistant|tool)\.message|choice)")
 
 
@@ -304,7 +297,7 @@ def _calls_of_events(
             groups[ids].append({**attributes, **(body if isinstance(body, Mapping) else {}), "event.name": name})
             holders[ids] = {key: value for key, value in span.items() if key != "name"}
         elif isinstance(events := attributes.get("events"), str | list) and place not in read:
-            events = _json(events, "events", where)
+            events = json_in(events, where, "events")
             groups[place] += (
                 [event for event in events if isinstance(event, Mapping)] if isinstance(events, list) else []
             )
@@ -368,7 +361,7 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
     if "role" not in value and (key := next((key for key in _INNER if value.get(key)), None)) is not None:
         config = held if isinstance(held := value.get("config"), Mapping) else {}
         system = _messages(config.get("system_instruction") or value.get("system"), "system", where, name, left)
-        return [*system, *_messages(_json(value[key], f"{name}.{key}", where), role, where, f"{name}.{key}", left)]
+        return [*system, *_messages(json_in(value[key], where, f"{name}.{key}"), role, where, f"{name}.{key}", left)]
     if isinstance(content := value.get("content"), Mapping) and "parts" in content:  # Google's
         return _messages(content, role, where, f"{name}.content", left)
     if isinstance(prompt := value.get("prompt"), str) and "content" not in value:
@@ -431,12 +424,12 @@ def _message(message: Mapping[str, Any], role: str, where: str, name: str, left:
     if more is not None and role not in ("system", "user", "assistant", "tool"):
         role = "tool"  # LangChain writes the tool's name
     held = next((source[key] for source in (message, more or {}) for key in _CALLS if source.get(key)), [])
-    calls = [_call(call, where, name) for call in list_of(_json(held, name, where), where, f"{name}.tool_calls")]
+    calls = [_call(call, where, name) for call in list_of(json_in(held, where, name), where, f"{name}.tool_calls")]
     if "toolName" in message:
         calls = [_call(message, where, name)]
     content = next((message[key] for key in ("parts", "contents", "content", "text", "object") if key in message), None)
     if isinstance(content, str) and content.startswith('[{"type":'):  # OpenLLMetry
-        content = _json(content, name, where)
+        content = json_in(content, where, name)
     if role in ("assistant", "tool") and (written := _calls_within(content)):  # Koog, with the role of the tool
         role, content, calls = "assistant", None, [_call(call, where, name) for call in written]
     elif role == "tool" and _is_data(content):
@@ -561,27 +554,6 @@ def _of_parts(role: str, parts: Sequence[Any], where: str, place: str, left: Lef
     return messages_of_blocks("user" if role == "tool" else role, blocks, where, place, left)
 
 
-def _tools(value: Any, where: str) -> Record:
-    """Converts the tool schemas of a call from any convention."""
-    if isinstance(value, Mapping):  # pydantic-ai's
-        value = [tool for key in ("function_tools", "output_tools") for tool in value.get(key) or ()]
-    tools = []
-    for tool in value if isinstance(value, list) else []:
-        tool = _json(tool, "tools", where)
-        tool = held if isinstance(tool, Mapping) and isinstance(held := tool.get("tool"), Mapping) else tool
-        tool = _json(tool.get("json_schema", tool), "tools", where) if isinstance(tool, Mapping) else tool
-        if isinstance(tool, Mapping):
-            function = held if isinstance(held := tool.get("function"), Mapping) else tool
-            schema = next((function[key] for key in _SCHEMAS if function.get(key) is not None), None)
-            function = {key: value for key, value in function.items() if key not in ("type", *_SCHEMAS)}
-            parameters = {} if schema is None else {"parameters": _json(schema, "tools", where)}
-            tools.append({"type": "function", "function": function | parameters})
-    return {"tools": tools} if tools else {}
-
-
-_SCHEMAS = ("parameters", "inputSchema", "input_schema", "parameters_json_schema")
-
-
 def _of_any_agent(item: Mapping[str, Any], where: str, left: Leftovers) -> Record:
     """Returns the trajectory of an any-agent trace; each span holds the messages it adds, in order."""
     conversation = Conversation(left=left)
@@ -595,7 +567,7 @@ def _of_any_agent(item: Mapping[str, Any], where: str, left: Leftovers) -> Recor
                 _messages(asked, "user", where, "gen_ai.input.messages", left) if not len(conversation) else ()
             ):
                 conversation.say(message["role"], str(message["content"] or ""))
-            value = _json(output, "gen_ai.output", where) if str(output).startswith('[{"tool.name"') else None
+            value = json_in(output, where, "gen_ai.output") if str(output).startswith('[{"tool.name"') else None
             conversation.write(i, "" if isinstance(value, list) else str(output or ""))
             for call in value if isinstance(value, list) else ():
                 conversation.write(i, call=_call(call, where, "gen_ai.output"))
