@@ -71,7 +71,7 @@ class Scored:
 
     @property
     def scores(self) -> list[float | None]:
-        """Step scores, if the record is a chain."""
+        """Step scores of a chain. Raises KeyError for a pool or a tree."""
         return self.record["scores"]
 
     @property

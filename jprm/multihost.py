@@ -115,7 +115,7 @@ def count() -> int:
 
 
 def devices() -> list[Any]:
-    """Returns the devices of the group's processes."""
+    """Returns the devices of all processes in the group (`members`)."""
     return [device for device in jax.devices() if device.process_index in members()]
 
 

@@ -28,7 +28,7 @@ from jprm.options import place_of
 
 
 def model_config(path: Given | Found, **changes) -> ModelConfig:
-    """Returns the model's hyperparameters; `changes` set fields that the files lack (e.g. head, dtype, layers)."""
+    """Returns a base's hyperparameters, with the default head unless `changes` set another (or e.g. dtype, layers)."""
     module, place = _opened(path)
     if module is None:
         config = dataclasses.replace(read(place / RUN).model, **{"head": ModelConfig.head, **changes})

@@ -66,7 +66,7 @@ class Shard:
 
 
 def problem_of(line: bytes) -> bytes:
-    """Returns identifying bytes for a record's problem; for an invalid record, the line itself."""
+    """Returns bytes that identify a record's problem: its text, a chat's first messages, or else the whole line."""
     try:
         record = parse(line, "")
     except RecordError:

@@ -434,7 +434,7 @@ def attention_plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], 
 
 
 def positions(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[tuple[Rotation, Rotation], Array | None]:
-    """Returns a `Plan`'s rotations and growth."""
+    """Returns a `Plan`'s rotations (without and with a window) and query growth (None without `query_growth`)."""
     growth_BT = None
     if config.query_growth:  # Ministral 3, after Llama 4: 1 + beta log(1 + floor(position / positions of training))
         beta, trained = config.query_growth

@@ -119,7 +119,7 @@ def name_of(place: Place) -> str:
 
 
 def check_push(repository: str, dry_run: bool) -> None:
-    """Raises ValueError if a push would fail (bad name, no token), before the model is written."""
+    """Raises ValueError for a bad repository name, or (unless `dry_run`) without a token. Call it before writing."""
     if not NAME.fullmatch(repository):
         raise ValueError(f"--push {repository}: is not of the form OWNER/NAME")
     if not dry_run and not get_token():

@@ -424,7 +424,10 @@ class Rubric(ByCritiques):
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns the score and each criterion's score, (N,) each, and the report on all critiques for each tree."""
+        """Returns for each tree the score and each criterion's score, (N,) each, and the report on all critiques.
+
+        If given, only the `missing` nodes of each tree are judged.
+        """
         judged = {name: judge.judgements(trees, missing) for name, judge in self.judges.items()}
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 

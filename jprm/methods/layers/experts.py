@@ -253,7 +253,7 @@ def refuses(config: ModelConfig, context: int) -> str | None:
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns the FLOPs per product with a device's experts, assuming balanced use."""
+    """Returns {kernel: FLOPs of one call} on a device, e.g. for "tgmm", if all experts are used equally."""
     c = config.experts
     pairs = rows * tokens // split["context"] * c.used
     product = 2.0 * pairs * config.width * c.width / split["tensor"]

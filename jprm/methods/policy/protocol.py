@@ -130,10 +130,10 @@ def read_problems(
 ) -> Iterator[tuple[bytes, Problem]]:
     """Yields (line, problem) from a file or prepared folder of records with `problem` and optionally `answer`.
 
-    Other keys are kept, except those of chains.
+    Other keys are kept, except a chain's, e.g. `steps`.
 
     Raises:
-      RecordError: if on_error='stop'. With 'skip', the line goes to `rejects`.
+      RecordError: a record is bad, e.g. has a system message, and on_error='stop'. 'skip' sends the line to `rejects`.
       ValueError: the file is empty.
     """
     reject = reject_with(on_error, rejects)

@@ -75,7 +75,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
 
 
 def learn(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Does the learning processes' part of `train`."""
+    """Runs the updates of `train`, on the learning processes; returns and raises as `train` does."""
     workdir, progress, experiment = path_of(workdir), Progress(), learner(config)
     claim_rl(workdir, config)
     with (

@@ -48,7 +48,8 @@ def verdicts_of_rollouts(
 ) -> list[list[list[float | None]]]:
     """Returns, by problem, sample and step, the accepted fraction of the policy's completions.
 
-    The last step has the chain's own reward. Samples beyond a problem's first `chains` have no verdicts.
+    The last step has 1 if the chain's own reward is at least 1, else 0. Samples beyond a problem's first `chains` have
+    no verdicts.
     """
     records = {
         Prefix(group.record["problem"], sample.steps[:end]): group.record

@@ -122,7 +122,10 @@ class Rollout:
 
 
 def check_exact(policy: Any) -> Sampler:
-    """Returns the policy. Raises ValueError if it does not report the probability of sampled tokens."""
+    """Returns the policy if it reports exact probabilities of sampled tokens.
+
+    Raises ValueError unless it is a `Sampler` with top_p 1 and a temperature above 0.
+    """
     if not isinstance(policy, Sampler):
         raise ValueError(
             f"{getattr(policy, 'name', policy)}: gives only text. Reinforcement learning needs the sampled token ids"
@@ -334,8 +337,8 @@ def group_tree(
         advantage: for every token in every sample, norms folded in (`jprm.methods.rl.credit.token_advantages`).
         weight: for every token in every sample (`jprm.methods.rl.credit.token_weights`).
 
-    Raises ValueError if the group or a sample has no tokens, array lengths differ, or the log-probabilities of a shared
-    token show that samples come from different models.
+    Raises ValueError if the prompt, the group or a sample is empty, arrays have wrong lengths or values that are not
+    finite, or the log-probabilities of a shared token show that samples come from different models.
     """
     lengths = [len(rollout.ids) for rollout in samples]
     weight = [rollout.sampled_T.astype(float) for rollout in samples] if weight is None else weight

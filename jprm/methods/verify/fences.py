@@ -18,7 +18,7 @@ PYTHON, PLAIN, OTHER = range(3)
 
 
 class Block(NamedTuple):
-    """Content of a fence, without its indentation."""
+    """Content of a fence, without its indentation; `kind` is PYTHON, PLAIN (no language) or OTHER."""
 
     kind: int
     code: str
@@ -57,7 +57,9 @@ class _Open(NamedTuple):
 
 
 def blocks(text: str, inside: bool = False) -> list[Block]:
-    """Returns the fenced blocks in order. An unclosed fence ends before the next one, or at the end of the text.
+    """Returns the fenced blocks in order; for a Markdown block the blocks in it, unless already `inside` one.
+
+    An unclosed fence ends before the next one, or at the end of the text.
 
     >>> blocks("1. First:\\n   ~~~python\\n   x = 1\\n   ~~~\\nDone.")
     [Block(kind=0, code='x = 1')]
