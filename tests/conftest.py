@@ -21,9 +21,10 @@ if wrong := other_project():
 
 # Collecting rewrites the asserts of all tests and imports most of jprm: 12.5 s of CPU time in every worker, and 5.2 s
 # where compiled files are kept. So they are, even if PYTHONDONTWRITEBYTECODE is set; processes that tests start read
-# jprm's too. Tests themselves write none, for some edit a module twice within a second.
-UNWRITTEN = sys.dont_write_bytecode
+# jprm's too. Tests and their processes write none: some edit a module twice within a second, and the file of a process
+# that may write only some bytes is cut, and breaks every later import.
 sys.dont_write_bytecode = False
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 # In the environment, so that the processes that tests start have them too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -79,7 +80,7 @@ def pytest_collection_finish():
     """Python's garbage collector walks all that lives, programs and tests too: rarer walks save a tenth of the time.
 
     Of young objects one walk in a million, not in 200,000, saves another twentieth."""
-    sys.dont_write_bytecode = UNWRITTEN
+    sys.dont_write_bytecode = True
     gc.collect()
     gc.freeze()
     gc.set_threshold(1_000_000, 5, 100)
