@@ -36,9 +36,14 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # In the jaxlib of constraints.txt so are the emitters of fusions through MLIR, and modules cut in 32 for threads: a
 # training step on a mesh is traced, compiled and run in 2.4 to 3.4 s of CPU time, and with them in 6.3 s. A newer
-# jaxlib may not know a flag any more, and would end the process.
+# jaxlib may not know a flag any more, and would end the process. XLA also ends it if a simulated device comes a minute
+# later to a collective than the others, as on a machine that stood still.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+        " --xla_cpu_collective_call_terminate_timeout_seconds=600",
+    )
 # OpenMP's threads, which torch computes in, wait for each other in busy loops: of the tests of real models half of the
 # CPU time, where three workers share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,8 +55,9 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402  (it reads the variables above when it is imported)
 
 # Every run of the suite draws the same examples, and a busy machine fails none; `make fuzz` draws fresh ones.
-hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
-hypothesis.settings.register_profile("fuzz", deadline=None)
+PATIENT = dict(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("fixed", derandomize=True, **PATIENT)
+hypothesis.settings.register_profile("fuzz", **PATIENT)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -120,7 +120,9 @@ ENTRY = st.fixed_dictionaries(
 )
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), st.lists, max_leaves=4)
 HEADER = st.dictionaries(st.sampled_from(["a", "b", "__metadata__", ""]), ENTRY | JSON) | JSON
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @FUZZ

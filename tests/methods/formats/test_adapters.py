@@ -308,7 +308,9 @@ def test_a_record_of_ones_own(tmp_path):
 ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=4) | st.lists(st.text(max_size=3), max_size=2)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.dictionaries(st.sampled_from([*MINE, "like", "scale", "context", "first", "vocabulary"]), ODD))
 def test_no_record_does_more_than_be_refused(tmp_path, changes):
     (tmp_path / "adapter.json").write_text(json.dumps(MINE | changes))

@@ -449,7 +449,9 @@ ROPE = st.dictionaries(
     st.sampled_from(["type", "rope_type", *LLAMA3, "beta_fast", "rope_theta"]),
     ODD | st.sampled_from(["linear", "llama3", "yarn"]),
 )
-FUZZ = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 @FUZZ
