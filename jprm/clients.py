@@ -276,7 +276,7 @@ class AsyncClient:
                         break
                     text = text.replace(self._key, "***") if self._key else text  # some servers echo it
                     error, after = _error(status, text), _retry_after(headers)
-                except TimeoutError:
+                except (TimeoutError, httpx2.TimeoutException):  # of the whole attempt, or of connecting in it
                     error, after = ServerError(0, f"{self.url}: no answer in {limit:.3g} seconds"), 0.0
                 except (httpx2.TransportError, ValueError, RecursionError) as failure:  # no response, or not JSON
                     error, after = ServerError(0, f"{self.url}: {type(failure).__name__}: {failure}"), 0.0
