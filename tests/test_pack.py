@@ -264,7 +264,7 @@ def test_a_tree_of_100_000_steps_takes_seconds(shape):
     # A chain cannot be split, so the nested trees get rows that hold them.
     tokens, slots = (count + 8, count + 8) if shape in ("deep", "comb") else (1024, 128)
     packed = pack([tree], tokens, slots, too_long="error")
-    assert time.process_time() - start < 30  # a quadratic step anywhere would take hours
+    assert time.process_time() - start < 300  # it takes one; a quadratic step anywhere would take hours
     assert np.array_equal(np.sort(packed.node_BS[packed.node_BS >= 0]), np.arange(count))
     assert packed.report.steps == count and packed.rows.weight.sum() == count
 
