@@ -321,9 +321,8 @@ def _answers(value: Any, name: str, where: str, left: Leftovers) -> list[list[Re
         bare = all(isinstance(answer, Mapping) and "toolName" in answer for answer in value)  # Vercel's calls
         merged: list[list[Record]] = []
         for answer in filter(None, answers):
-            if merged and (bare or not merged[-1][-1].get("tool_calls")) and _continues(merged[-1][-1], answer[0]):
-                _join(merged[-1][-1], answer[0])
-            else:
+            open_turn = merged and (bare or not merged[-1][-1].get("tool_calls"))
+            if not (open_turn and _join(merged[-1][-1], answer[0])):
                 merged.append(answer)
         return merged
     if isinstance(value, Mapping) and isinstance(value.get("choices"), list):
@@ -369,15 +368,14 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
     return _message(value, role, where, name, left)
 
 
-def _continues(before: Record, message: Record) -> bool:
-    """Whether two agent messages belong to one turn, e.g. a text and a call in a Responses API log."""
-    both = {key for key in THOUGHTS if before.get(key) and message.get(key)}
-    return not both and (not message.get("content") or not (before.get("content") or before.get("tool_calls")))
-
-
-def _join(before: Record, message: Record) -> None:
+def _join(before: Record, message: Record) -> bool:
+    """Joins an agent's message to the one before it if both belong to one turn, e.g. a text and a call; else False."""
+    both = [key for key in THOUGHTS if before.get(key) and message.get(key)]
+    if both or message.get("content") and (before.get("content") or before.get("tool_calls")):
+        return False
     calls = [*(before.get("tool_calls") or ()), *(message.get("tool_calls") or ())]
     before |= {key: value for key, value in message.items() if value} | ({"tool_calls": calls} if calls else {})
+    return True
 
 
 def _in_turns(messages: Sequence[Record], left: Leftovers) -> list[Record]:
@@ -390,9 +388,7 @@ def _in_turns(messages: Sequence[Record], left: Leftovers) -> list[Record]:
         before = turns[-1] if turns and turns[-1]["role"] == "assistant" else None
         if message["role"] == _REPEATS and before:
             left.skip("repeat of the calls in a turn")
-        elif before and message["role"] == "assistant" and _continues(before, message):
-            _join(before, message)
-        else:
+        elif not (before and message["role"] == "assistant" and _join(before, message)):
             turns.append({**message, "role": "assistant"} if message["role"] == _REPEATS else dict(message))
     for i, turn in enumerate(turns):
         results = list(itertools.takewhile(lambda message: message["role"] == "tool", turns[i + 1 :]))
@@ -477,50 +473,42 @@ def _call(value: Any, where: str, name: str) -> Record:
     call = held if isinstance(held := call.get("tool_call"), Mapping) else call
     function = held if isinstance(held := call.get("function"), Mapping) else call
     named = function.get("name") or call.get("toolName") or call.get("tool.name")
-    keys = ("arguments", "args", "input", "tool.args")
-    arguments = next((function[key] for key in keys if function.get(key) is not None), None)
-    return call_of(named, arguments, _id_of(call))
+    return call_of(named, _first(function, "arguments", "args", "input", "tool.args"), _id_of(call))
 
 
-def _id_of(*sources: Mapping[str, Any]) -> str | None:
+def _first(fields: Mapping[str, Any], *keys: str, default: Any = None) -> Any:
+    return next((fields[key] for key in keys if fields.get(key) is not None), default)
+
+
+def _id_of(call: Mapping[str, Any]) -> str | None:
     """Returns a call's first id, as JSON if it is no text: Microsoft's agents write [run id, call id]."""
-    ids = (source.get(key) for source in sources for key in ("id", "toolCallId", "tool_call_id"))
-    call_id = next(filter(None, ids), None)
+    call_id = next(filter(None, map(call.get, ("id", "toolCallId", "tool_call_id"))), None)
     return call_id if isinstance(call_id, str | None) else json.dumps(call_id)
 
 
-def _part(part: Any, kind: str, where: str, place: str) -> Mapping[str, Any] | None:
+def _part(part: Mapping[str, Any], kind: str, where: str, place: str) -> Mapping[str, Any] | None:
     """Converts a part to an Anthropic block, if its kind is known."""
-    text = next((part[key] for key in ("content", "text", "thinking", "reasoning") if part.get(key) is not None), "")
-    held = part.get(kind) if isinstance(part.get(kind), Mapping) else {}  # Google's parts
-    call_id = _id_of(part, held)
+    fields = {**part, **(held if isinstance(held := part.get(kind), Mapping) else {})}  # Google's parts
+    text = _first(part, "content", "text", "thinking", "reasoning", default="")
     if kind in ("text", "input_text", "output_text") or kind.endswith(".TextContent"):
         if not isinstance(text, str):
             raise RecordError(where, f"{place}.content", f"is {type_name(text)}, not text", "Write a string.")
         return {"type": "text", "text": text}
     if kind in ("reasoning", "thinking", "redacted_thinking") or kind.endswith("ReasoningContent"):
         sealed = kind == "redacted_thinking" or part.get("redacted") or not isinstance(text, str)
-        block = {
-            "type": "redacted_thinking" if sealed else "thinking",
-            "thinking": text,
-            "summary": part.get("summary"),
-        }
-        thought = thoughts_of_blocks([block], where, place)
+        kind = "redacted_thinking" if sealed else "thinking"
+        thought = thoughts_of_blocks([{"type": kind, "thinking": text, "summary": part.get("summary")}], where, place)
         return {"type": "thinking" if thought else "redacted_thinking", "thinking": thought}
     if kind in ("tool_call", "tool-call", "tool_use", "function_call", "server_tool_call"):
-        inner = part.get(kind) if isinstance(part.get(kind), Mapping) else part
-        arguments = next((inner[key] for key in ("arguments", "args", "input") if inner.get(key) is not None), None)
-        named = next((source[key] for source in (part, inner) for key in ("name", "toolName") if source.get(key)), None)
-        return {"type": "tool_use", "id": call_id, "name": named, "input": arguments}
+        call = _call(fields, where, place)
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        return {"type": "tool_use", "id": call.get("id"), "name": name, "input": arguments}
     if kind in ("tool_call_response", "tool-result", "tool_result", "function_response", "server_tool_call_response"):
-        inner = part.get(kind) if isinstance(part.get(kind), Mapping) else part
-        answer = next(
-            (inner[key] for key in ("response", "result", "output", "content") if inner.get(key) is not None), ""
-        )
+        answer = _first(fields, "response", "result", "output", "content", default="")
         if isinstance(answer, Mapping) and set(answer) == {"type", "value"}:  # Vercel's
             answer = answer["value"]
         content = answer if isinstance(answer, str) or is_content(answer) else json.dumps(answer, ensure_ascii=False)
-        return {"type": "tool_result", "tool_use_id": call_id, "content": content}
+        return {"type": "tool_result", "tool_use_id": _id_of(fields), "content": content}
     return None
 
 
