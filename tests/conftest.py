@@ -21,8 +21,8 @@ if wrong := other_project():
 
 # Collecting rewrites the asserts of all tests and imports most of jprm: 12.5 s of CPU time in every worker, and 5.2 s
 # where compiled files are kept. So they are, even if PYTHONDONTWRITEBYTECODE is set; processes that tests start read
-# jprm's too. Tests and their processes write none: some edit a module twice within a second, and the file of a process
-# that may write only some bytes is cut, and breaks every later import.
+# jprm's too. Tests and their processes write none: some edit a module twice within a second, and a process that may
+# write only some bytes leaves a cut file, which would break every later import.
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
@@ -36,8 +36,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # In the jaxlib of constraints.txt so are the emitters of fusions through MLIR, and modules cut in 32 for threads: a
 # training step on a mesh is traced, compiled and run in 2.4 to 3.4 s of CPU time, and with them in 6.3 s. A newer
-# jaxlib may not know a flag any more, and would end the process. XLA also ends it if a simulated device comes a minute
-# later to a collective than the others, as on a machine that stood still.
+# jaxlib may not know a flag any more, and would end the process. XLA also ends it if a simulated device reaches a
+# collective a minute after the others, e.g. on a machine that stopped for a while.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
     os.environ.setdefault(
         "XLA_FLAGS",
@@ -70,8 +70,8 @@ LONG = (
     "experiments", "tpu", "launcher_watch", "real_models", "processes", "objectives_study", "tutorial",
 )  # fmt: skip
 """Files that take more than 12 s in the quick suite, the longest first, behind two and before seven that do so in
-`-m breadth`. They begin, so that workers that each take a file when they are free end within seconds of each other;
-`make test` tells xdist to keep this order."""
+`-m breadth`. They run first, so that workers, which each take a file when free, finish within seconds of each other.
+`make test` makes xdist keep this order."""
 
 
 def pytest_collection_modifyitems(items):
@@ -104,9 +104,10 @@ def few_programs():
 
 @pytest.fixture(scope="session", autouse=True)
 def patient():
-    """Answers and equations are compared for a minute by default, not for five seconds of a clock, after which a busy
-    machine takes equal ones for unequal."""
-    if importlib.util.find_spec("jprm.methods"):  # absent from a tree of the core alone
+    """Raises the default limit for comparing answers and equations from five seconds to a minute.
+
+    A busy machine may need more than five, and would then call equal ones unequal."""
+    if importlib.util.find_spec("jprm.methods"):  # absent if only the core is checked out
         from jprm.methods.answers import equivalent
         from jprm.methods.verify.arithmetic import check_arithmetic
 

@@ -1,4 +1,4 @@
-"""Cases of a family: a few stay in the quick suite, the others are marked `breadth` (docs/contributing.md says why)."""
+"""Cases of a family: a few stay in the quick suite, the others are marked `breadth` (see docs/contributing.md)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 
 def breadth(cases: Iterable[Any], but: Collection[Any] = ()) -> list[Any]:
-    """Returns the cases, all marked `breadth` except those in `but`, e.g. `breadth(["int8", "nf4"], but=["nf4"])`.
+    """Marks the cases `breadth`, except the ones in `but`, e.g. `breadth(["int8", "nf4"], but=["nf4"])`.
 
-    A tuple has a value per argument of the test, as in `pytest.mark.parametrize`.
+    If a test has several arguments, each case must be a tuple with one value per argument.
     """
     return [case if case in but else pytest.param(*_values(case), marks=pytest.mark.breadth) for case in cases]
 

@@ -1,20 +1,20 @@
-"""Time in proportion to the length: of 32 times the input, a reader's time is at most 300 times as long.
+"""Checks that time is proportional to length: 32 times the input must take at most 300 times as long.
 
-Time in proportion gives 32, and up to 100 if the larger input leaves the processor's caches; its square gives 1,024. So
-the machine may be three times slower during one of the two measurements. CPU time is measured, not waiting.
+Proportional time gives 32, and up to 100 if the larger input leaves the processor's caches; quadratic time gives 1,024.
+So the machine may be three times slower during one of the two measurements. Only CPU time is measured, not waiting.
 """
 
 import gc
 import time
 
 LONGER, MOST = 32, 300
-"""How much longer the larger input is, and how much longer it may take."""
+"""Factor between the two inputs' lengths, and the largest factor allowed between their times."""
 FASTEST = 0.002
-"""Seconds of CPU of the smaller input at least."""
+"""Minimum CPU seconds for the smaller input."""
 
 
 def seconds(call, value):
-    """CPU time of `call(value)`. A refusal is an answer too."""
+    """Returns the CPU time of `call(value)`, also if it raises ValueError."""
     gc.disable()  # after thousands of tests a collection takes seconds
     begin = time.process_time()
     try:
@@ -28,7 +28,7 @@ def seconds(call, value):
 
 
 def growth(call, make, n):
-    """Returns time(32 n) / time(n), where n is doubled until the time grows with it and is long enough to measure."""
+    """Returns time(32 n) / time(n), with n doubled until time(n) grows with n and is long enough to measure."""
     before = 0.0
     while True:
         value = make(n)
@@ -40,7 +40,7 @@ def growth(call, make, n):
 
 
 def excess(call, make, least=64):
-    """The growth if it is above MOST in each of four measurements, else None: a square does so again."""
+    """Returns the last growth if all of four are above MOST (as quadratic ones will be), else None."""
     for _ in range(4):
         if (ratio := growth(call, make, least)) <= MOST:
             return None

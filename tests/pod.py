@@ -23,10 +23,10 @@ RESERVED = []
 
 
 def free_port() -> int:
-    """Returns a port on which a server can listen, and come back after a kill.
+    """Returns a port for a server, which can take it again after a kill.
 
-    On Linux the port stays bound: the kernel then gives it to no other program that asks for a free one, but a server
-    that names it (with SO_REUSEADDR, as servers do) may listen, and until then a client is refused.
+    On Linux the port stays bound, so the kernel gives it to no program that asks for any free port. A server that names
+    it (with SO_REUSEADDR, as servers do) may listen; until then clients are refused.
     """
     free = socket.socket()
     free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

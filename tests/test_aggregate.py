@@ -35,12 +35,12 @@ def brute_force(score_P):
 @given(hnp.arrays(np.float32, SHAPE, elements=PROBABILITY), hnp.arrays(bool, SHAPE))
 @settings(deadline=None, max_examples=100)
 def test_every_rule_equals_its_definition(score_BP, mask_BP):
-    by_rule = rank_keys(np.where(mask_BP, score_BP, np.nan), mask_BP)  # masked scores are unread
+    by_rule = rank_keys(np.where(mask_BP, score_BP, np.nan), mask_BP)  # masked scores must not be read
     assert tuple(sorted(by_rule)) == tuple(sorted(RULES))
     for b in range(SHAPE[0]):
         wanted = brute_force(score_BP[b][mask_BP[b]])
         for rule in RULES:
-            # nine float32 logarithms of up to 103 each round to 1e-5 in the sum, which is relative in the product
+            # a float32 sum of nine logarithms up to 103 is off by 1e-5, a relative error in the product
             value = np.exp(by_rule[rule][b]) if rule in LOGARITHMS and mask_BP[b].any() else by_rule[rule][b]
             np.testing.assert_allclose(value, wanted[rule], rtol=5e-5, atol=1e-5, err_msg=rule)
 
@@ -78,7 +78,7 @@ def test_scores_of_any_precision_are_aggregated(dtype):
 
 
 def test_products_of_log_odds_are_exact_beyond_the_floats():
-    """log p of log odds x is -log(1 + e^-x), also where p is 0 or 1 as a float."""
+    """log p for log odds x is -log(1 + e^-x), even if p rounds to 0 or 1."""
     odds_N = np.array([-900.0, -800.0, -40.0, 25.0, 30.0])
     for rule in ("prod", "mean_log"):
         _, key_N = chain_scores(odds_N[:, None].tolist(), rule, LOG_ODDS)

@@ -107,7 +107,7 @@ except ValueError as error:
 
 @pytest.fixture(scope="module")
 def agreed(tmp_path_factory):
-    """The logs of two processes that ran AGREE."""
+    """Returns the logs of two processes that ran AGREE."""
     with Pod(folder := tmp_path_factory.mktemp("agreed"), 2, 1) as pod:
         return pod.complete(["-c", AGREE, str(folder)])
 

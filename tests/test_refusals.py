@@ -39,7 +39,7 @@ CHAIN = json.dumps({"problem": "p", "steps": ["a"], "labels": [1]}) + "\n"
 
 
 class Step1:
-    """A model at step 1, of which only the folder is known."""
+    """Stands in for a model; has only a folder and step 1."""
 
     def __init__(self, folder):
         self.name, self.step = os.fspath(folder), 1
@@ -55,7 +55,7 @@ DAMAGED: dict[str, Any] = {
     stored_trees.SHARDS: stored_trees.TokenTrees,
     "s.jsonl.00000-of-00001.manifest.json": lambda folder: merge([folder / "s.jsonl.00000-of-00001"]),
 }  # fmt: skip
-"""Readers of files that may be damaged or a stranger's, by name."""
+"""Readers of files that may be damaged or come from anyone, by name."""
 
 SUITE = {"version": 1, "model": {"name": "m", "rule": "min"}, "sections": {}, "neutral": None, "seed": 0}
 SHARD = {"version": 1, "source": {"input": "x"}, "settings": {}, "counts": {}, "unit": 1, "seconds": 10**400}

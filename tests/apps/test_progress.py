@@ -45,7 +45,7 @@ def test_a_hidden_bar_prints_nothing(capsys):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The bar's clock, which stands still: a list of its seconds."""
+    """A stopped clock for the bar, as a list with its seconds."""
     now = [1000.0]
     monkeypatch.setattr(outputs, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     return now

@@ -40,9 +40,9 @@ if sys.stdin.readline():
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a process that takes the folder as on a machine of this name ('' is this one), with or without locks.
+    """Starts a process that takes the folder as if on the machine `boot` ('' is this one), with or without locks.
 
-    It takes a live holder's folder over only after 1,000 missed beats, which no busy machine causes."""
+    By default it takes over a live holder's folder only after 1,000 missed beats, which no busy machine reaches."""
     started = []
 
     def start(boot="", locks="flock", missed=1000):

@@ -1,4 +1,4 @@
-"""Foreign text is read in time in proportion to its length: a case is a reader and a generator of its worst input."""
+"""Foreign text is read in time proportional to its length. A case is a reader and a generator of its worst input."""
 
 import asyncio
 import functools
@@ -438,7 +438,7 @@ TEXTS = {
 
 
 AROUND = {"stated answer", "boxed answer", "canonical answer", "equation", "programs of steps"}
-"""The same readers as others above, with something around the text."""
+"""Readers that are above already; here text surrounds their input."""
 
 
 def read_critique(prompt, text):
@@ -578,7 +578,7 @@ def keys(n):
 
 
 LOGITS = {"use_activation": False}
-# Of n messages, the process of the chat template renders all up to each turn.
+# For n messages, the chat template's process renders all messages up to each turn.
 ROUTES = {
     "/v1/score": [chain, lambda n: tree(n, lambda i: i - 1), lambda n: tree(n, lambda i: -1),
                   lambda n: keys(n) | chain(1),

@@ -230,7 +230,7 @@ def hangs(self, rows):
     if count[0] == 4 and not pathlib.Path({mark!r}).exists():
         pathlib.Path({mark!r}).touch()
         self.checkpoints.wait()
-        watchdogs[-1].seconds = 1  # a busy machine may take any time for all before
+        watchdogs[-1].seconds = 1  # only now: a busy machine may take long to get here
         watchdogs[-1].at(3, "step")
         PyDLL(None).sleep(100)  # in C, and it keeps the lock that other threads of Python need
     return step(self, rows)
@@ -278,7 +278,7 @@ def test_the_watchdog_names_who_is_waited_for(beats, named):
 
 
 def test_the_watchdog_speaks_once_a_stall(tmp_path, monkeypatch, capsys):
-    """Its clock stands still between three beats, else a busy machine's process 0 has no heartbeat either."""
+    """The clock stops between three beats, or process 0 could miss its own heartbeat on a busy machine."""
     now, own = [100.0], tmp_path / "heartbeats" / "0.json"
     monkeypatch.setattr(callbacks.jax, "process_count", lambda: 2)
     monkeypatch.setattr(callbacks, "time", types.SimpleNamespace(time=lambda: now[0]))

@@ -27,7 +27,7 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-4)
 
 
 def of_plan(module):
-    """A module of `jprm plan`, which reads compiled programs. Skips a tree without it."""
+    """Returns a module of `jprm plan`, which reads compiled programs. Skips the test if the package is absent."""
     return pytest.importorskip(f"jprm.apps.plan.{module}")
 
 

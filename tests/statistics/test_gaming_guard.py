@@ -87,7 +87,7 @@ def test_the_p_value_is_that_of_the_paired_t_test():
     assert guards.p_worse(before, after) == pytest.approx(wanted) and wanted < 0.5
     assert guards.p_worse(before, before) == 1.0
     assert guards.p_worse({"gold_P": [1.0]}, {"gold_P": [0.0]}) == 1.0  # one problem shows no variance
-    assert guards.p_worse({"gold_P": [1.0] * 3}, {"gold_P": [0.5] * 3}) == 2**-3  # the sign test's
+    assert guards.p_worse({"gold_P": [1.0] * 3}, {"gold_P": [0.5] * 3}) == 2**-3  # by the sign test
 
 
 def test_unchanged_runs_are_called_better_at_the_nominal_rate_and_their_best_is_not_shown_too_high():

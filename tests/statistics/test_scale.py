@@ -105,7 +105,7 @@ def test_a_weighted_vote_of_scores_below_0_is_no_vote_for_the_first(scale, winne
 
 
 def grown(scores, scale, steps=1):
-    """A tree of finished chains of `steps` steps, each with the chain's score."""
+    """Returns a tree of finished chains with `steps` steps, each step with its chain's score."""
     from jprm.methods.policy.protocol import Sample
 
     tree = GrowingTree(Problem("p", "7"), 0, None, scale)
@@ -123,7 +123,7 @@ FAR = [
     (PQM, "prod", -900.0, -910.0, 1),
     (PQM, "prod", -30.0, -40.0, 100),
 ]
-"""A scale, a rule, two scores and a number of steps, by which all weights would be 0 as floats."""
+"""(scale, rule, good score, bad score, steps) whose vote weights all round to 0 in floats."""
 
 
 @pytest.mark.filterwarnings("error")
@@ -150,7 +150,7 @@ def test_a_vote_of_weights_below_all_floats_is_no_tie(scale, rule, good, bad, st
 
 
 def test_particles_weigh_a_product_of_log_odds_once():
-    """Two steps at log odds of 0 have the product 1/4: odds of 1 to 3, a third of even odds."""
+    """Two steps at log odds 0 have the product 1/4, so odds of 1 to 3, a third of even odds."""
     tree = grown([0.0], PQM, 2)
     key_N = tree.chain_scores([1], "prod")[1]
     assert odds([*PQM.log_votes(key_N, "prod").tolist(), np.log(0.5)], 1.0) == pytest.approx([1 / 3, 1])

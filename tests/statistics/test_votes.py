@@ -113,14 +113,14 @@ def test_numbers_beyond_the_floats_are_compared_by_value():
 
 
 def seconds_of_library(call):
-    """CPU seconds that the process of SymPy spends in a call."""
+    """Returns the CPU seconds of SymPy's process during a call."""
 
     def spent():
         (worker,) = library._worker._idle
         fields = pathlib.Path(f"/proc/{worker.process.pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
-    assert not equivalent("x^{99}", "x+98", limit_s=60)  # it has started
+    assert not equivalent("x^{99}", "x+98", limit_s=60)  # starts the process
     before = spent()
     call()
     return spent() - before
@@ -128,7 +128,7 @@ def seconds_of_library(call):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="needs /proc")
 def test_many_distinct_expressions_take_seconds():
-    """Each is read once: 1,770 comparisons take far less than as many of expressions that are new."""
+    """Each is read once, so 1,770 comparisons take far less time than 1,770 new expressions would."""
     new = seconds_of_library(lambda: [equivalent(f"x^{{{n}}}+y", rf"z^{{{n}}}\sqrt{{3}}") for n in range(70, 80)]) / 10
     answers = [rf"{a}\sqrt{{{b}}}+x^{{{c}}}" for a in range(2, 6) for b in (2, 3, 5, 7, 11) for c in (2, 3, 4)]
     classes = []

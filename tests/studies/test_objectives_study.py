@@ -193,7 +193,7 @@ def test_a_head_finds_what_its_states_say(tmp_path):
 
 
 def test_a_chain_is_measured_by_its_probability():
-    """Votes by odds need the probabilities themselves, not the fractions of a pool's largest."""
+    """Votes by odds need absolute probabilities, not fractions of a pool's largest."""
     samples = [{"steps": ["a"], "scores": [p], "answer": str(p), "correct": p == 0.6} for p in (0.6, 0.3)]
     pool = tree_of({"problem": "p", "answer": "0.6", "samples": samples})
     assert measured([pool], PROBABILITY, "prod")["chain_score"] == pytest.approx([0.6, 0.3])

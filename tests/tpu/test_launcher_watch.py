@@ -98,7 +98,7 @@ def test_the_watch_ends_as_its_run_and_the_slice_is_deleted(cloud, name):
 
 
 def live(cloud):
-    """A run that waits for SIGTERM on both hosts, without a watch, however slow the machine."""
+    """Starts a run that waits for SIGTERM on both hosts, and ends its watch, however slow the machine is."""
     child = cloud.start("watch", "wait")
     until(lambda: len(lines(cloud, "starts")) == 2)
     child.terminate()
@@ -106,7 +106,7 @@ def live(cloud):
 
 
 def test_a_run_that_has_cost_enough_is_stopped_and_deleted(cloud):
-    """16 chips at 225 an hour cost 1 a second; 280 of 300 were spent before, and a stop may take 20 seconds."""
+    """16 chips at 225 an hour cost 1 a second. 280 of 300 are spent already, and a stop may take 20 seconds."""
     live(cloud)
     counted = cloud.folder / ".cache/jprm/watch/my-run"
     counted.parent.mkdir(parents=True, exist_ok=True)

@@ -395,7 +395,7 @@ def test_slow_and_oversized_bodies_are_refused(prm):  # noqa: F811
     with Running(prm, body_bytes=1000) as running:
         running.app.state.listen = dataclasses.replace(running.config, body_seconds=0.3)
         assert b" 408 " in running.raw(head(100), b"{").recv(100)
-        running.app.state.listen = running.config  # this machine may be slow too
+        running.app.state.listen = running.config  # the default limits, since this machine may be slow
         chunk = b"400\r\n" + b" " * 1024 + b"\r\n"  # no Content-Length says how much is to come
         begin = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
         assert b" 413 " in running.raw(begin, chunk).recv(100)
@@ -404,9 +404,9 @@ def test_slow_and_oversized_bodies_are_refused(prm):  # noqa: F811
 
 
 def test_slow_headers_are_cut_off(prm):  # noqa: F811
-    """A connection that sends nothing, one that sends a byte at a time, and one that stalls after its first answer.
+    """The client sends nothing, sends a byte at a time, or stalls after its first answer.
 
-    A busy machine may be too slow for the limit itself: then it is cut off too, and tries again."""
+    On a busy machine an honest client may miss the limit too; it is then cut off and tries again."""
 
     def answered(connection):
         with contextlib.suppress(ConnectionError):

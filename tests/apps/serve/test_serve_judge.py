@@ -138,7 +138,7 @@ def test_what_a_dead_policy_said_of_several_steps_is_in_no_log(serve, caplog, mo
         return future
 
     monkeypatch.setattr(engine, "ask", failed)  # so that all fail at once
-    gc.freeze()  # a collection neither finds what other tests left nor walks all that lives
+    gc.freeze()  # the collection below sees only this test's objects
     (streamed,) = call(engine, post("/v1/score", CHAIN | {"stream": True}))
     engine.close()
     gc.collect()

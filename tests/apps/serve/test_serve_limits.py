@@ -158,7 +158,7 @@ class Slow:
     ],
 )
 def test_the_policys_work_ends_with_its_client(engine, path, body):  # noqa: F811
-    for seconds in (0.1, 1, 10, 60):  # until the policy has begun within the limit
+    for seconds in (0.1, 1, 10, 60):  # a longer limit if the policy did not begin within the last
         policy = Slow()
         late = ServeConfig(longest=256, answer_seconds=seconds)
         (got,) = call(engine, post(path, body), policy=policy, config=late)
@@ -166,7 +166,7 @@ def test_the_policys_work_ends_with_its_client(engine, path, body):  # noqa: F81
         policy.go.set()
         if policy.calls:
             break
-    time.sleep(0.3)  # in which it would go on
+    time.sleep(0.3)  # time in which the work would continue
     assert policy.calls == 1
 
 
@@ -303,7 +303,7 @@ def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):
 
 @pytest.mark.breadth
 def test_critiques_that_nobody_waits_for_are_not_asked_for(serve):
-    for seconds in (0.5, 5, 50):  # until the piece has been asked within the limit
+    for seconds in (0.5, 5, 50):  # a longer limit if the piece was not requested within the last
         go = threading.Event()
         server = serve(lambda number, body, go=go: (go.wait(60), reply(YES))[1])
         running = JudgeEngine(judge(server), 256, "judge")

@@ -19,7 +19,7 @@ from jprm.apps.web import http
 
 @pytest.fixture
 def served():
-    """A server whose work lasts until `left` is set, the works that have begun, `left`, and the port."""
+    """Yields (requests' start times, `left`, port) for a server that works on each request until `left` is set."""
     begun, left = [], threading.Event()
 
     def work():
@@ -44,8 +44,9 @@ def served():
 
 @pytest.mark.parametrize("items", [1, 1000])
 def test_clients_who_leave_at_once_cost_the_next_one_nothing(served, items):
-    """Of 100 requests whose clients have gone, few are worked on: those that began before the server could know, at
-    most one in each of its threads, of which Python makes 32 at most."""
+    """Of 100 requests without a client, the server works only on the ones that began before it could notice.
+
+    These are at most one per thread, and Python makes at most 32 threads."""
     begun, left, port = served
     body = json.dumps({"items": items}).encode()
     head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(

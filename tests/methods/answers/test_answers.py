@@ -225,7 +225,7 @@ def test_extract_takes_time_in_proportion_to_the_length(piece):
 def test_an_answer_whose_end_is_nearly_a_unit_is_read_at_once(words):
     start = time.process_time()
     assert canonical_answer(f"x{words}!") == f"x{words}!"
-    assert time.process_time() - start < 0.5  # and not for hours: each word was split in every way
+    assert time.process_time() - start < 0.5  # it took hours: each word was split in every way
 
 
 @pytest.mark.parametrize(("text", "answer", "rule"), BY_RULE)

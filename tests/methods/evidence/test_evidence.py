@@ -226,18 +226,18 @@ def test_answer_loss_is_the_share_of_the_correct_answer_in_the_weights():
 
 
 def test_answer_loss_grows_with_the_distance_however_far():
-    """The correct answer 800 nats behind loses 800, with a slope that leads back."""
+    """If the correct answer is 800 nats behind, the loss is 800, and its slope leads back."""
     chains = Chains(np.array([[0.0], [1]]), np.array([1.0, 0]), np.zeros(2, int), np.zeros(2, int), np.arange(2))
     loss, slope_F = answer_loss(np.array([800.0]), chains.x_MF, chains)
     assert (loss, slope_F[0]) == (800, 1)
 
 
 def test_no_chain_has_no_vote():
-    """A small policy has no problem in some folds."""
+    """E.g. a small policy has no problems in some folds."""
     none = random_chains(0).where(np.zeros(200, bool))
     assert len(vote_correct(none, np.zeros(0))) == len(best_correct(none, np.zeros(0))) == 0
     policies = [of_strength(name, problems) for name, problems in (("large", 300), ("small", 2))]
-    assert choose_verifier(policies, Vote(), ["pool.answer_share"])[1]  # what was measured: it is not unchecked
+    assert choose_verifier(policies, Vote(), ["pool.answer_share"])[1]  # so the check was not skipped
 
 
 @pytest.mark.filterwarnings("error")

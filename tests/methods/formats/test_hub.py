@@ -124,7 +124,7 @@ def test_offline_takes_the_cache(hub_server, monkeypatch):
         ("hf://ana/nothing@main", "no such model"),
         ("hf://ana", "form hf://OWNER/NAME@REVISION"),
         ("hf://datasets/ana/mine", "form hf://OWNER/NAME@REVISION"),
-        ("hf://ana/mine@/tmp/file", "form hf://OWNER/NAME@REVISION"),  # which would be read as a list of its cache
+        ("hf://ana/mine@/tmp/file", "form hf://OWNER/NAME@REVISION"),  # it would be read as a list in the cache
         ("hf://ana/mine@a/../b", "form hf://OWNER/NAME@REVISION"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_hostile_completion_costs_its_own_share_alone(tmp_path, program):
 
     record = {"problem": "sum", "steps": ["import itertools"], "tests": TESTS}
     labels = []
-    for name in ("QUICK", "PATIENT"):  # a busy machine may be too slow for honest programs within a second
+    for name in ("QUICK", "PATIENT"):  # honest programs may need over a second on a busy machine
         if labels != [0.75]:
             (tmp_path / name).mkdir()
             labels = [labelled(tmp_path / name, Hostile(), record, 4, f"test_code_labels:{name}").nodes[0].label]

@@ -106,7 +106,7 @@ def late(seconds):
     return sleep
 
 
-BOUNDED = {  # what the server does for minutes, the settings, the error, and its requests: 0 if it stands still
+BOUNDED = {  # a server that keeps busy for minutes, the settings, the error, and the requests (0 if it stops)
     "a wait beyond the total limit": (
         lambda *_: (429, {"Retry-After": "3600"}, b"busy"), {"total_timeout_s": 300.0}, "429.* 1 attempts", [1],
     ),
@@ -340,7 +340,7 @@ def test_steps_are_sent_apart():
 
 @pytest.mark.filterwarnings("error")
 def test_in_an_event_loop_it_names_the_way_out_and_leaves_no_coroutine():
-    gc.freeze()  # a collection neither warns of the sockets that other tests left nor walks all that lives
+    gc.freeze()  # the collection below sees only this test's sockets
     policy = ServerPolicy(ServerConfig("http://localhost/v1", "tiny"))
 
     async def notebook():
@@ -408,7 +408,7 @@ def test_several_servers_share_the_work_and_give_the_samples_of_one(serve):
     alone, together = policy(single), several(*servers, concurrency=6)
     assert alone.name == together.name  # samples kept of one are those of the others
     assert together.sample(prefixes, 3, until="end", seed=5) == alone.sample(prefixes, 3, until="end", seed=5)
-    # The one with the least in flight is asked.
+    # A request goes to the server with the fewest in flight.
     assert [(len(server.requests), server.most_active) for server in servers] == [(10, 2)] * 3
 
 

@@ -53,7 +53,7 @@ def test_a_loop_ends_with_its_time():
 
 @pytest.mark.parametrize("sandboxed", [True, False])
 def test_a_limit_of_cpu_time_that_comes_before_the_clocks_is_one_of_time(sandboxed):
-    """As of a program of several threads."""
+    """E.g. a program with several threads uses its CPU time before the clock's limit."""
     code = "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)"
     assert run_command([python(), "-c", code], "", Limits(seconds=60), sandbox=sandboxed).status is None
 

@@ -122,7 +122,7 @@ def test_thoughts_have_three_places(fields, thoughts, tmp_path):
 
 
 def named(event, number):
-    """An event with an id; the ids of its call and response get the number."""
+    """Returns an event with this id, and with the number in the ids of its call and response."""
     ids = {key: f"{event[key]}{number}" for key in ("tool_call_id", "llm_response_id") if key in event}
     call = {"tool_call": {**event["tool_call"], "id": f"c{number}"}} if "tool_call" in event else {}
     return {**event, "id": f"e{number}", **ids, **call}
@@ -140,7 +140,7 @@ CONTEXT = [("system", "Be brief."), ("user", "Fix.")]
 
 
 def step(number):
-    """A call and its result, which have the same id here."""
+    """Returns the events of a call and its result, which share an id here."""
     return [named(acted(thought=[text(f"I run {number}.")]), number), named(terminal(f"ls {number}"), number)]
 
 

@@ -223,7 +223,7 @@ def test_sessions_of_a_stream_are_separate(tmp_path):
 
 
 def test_a_session_without_a_turn_is_dropped_and_counted(tmp_path):
-    """E.g. each request failed. Real folders hold many of them, beside whole sessions."""
+    """E.g. because each request failed. Real folders hold many such files beside whole sessions."""
     failed = agent("a1", "u1", "m1", "Please log in.", isApiErrorMessage=True)
     for name, lines in (("s", START), ("failed", [START[0], failed]), ("left", [START[0]])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -374,7 +374,7 @@ def test_a_rollout_is_the_history_that_the_model_read(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["codex", "claude_code"])
 def test_the_problem_is_what_the_user_asked_first(name, tmp_path):
-    """Sessions in one folder begin with the same message about it, and are runs of different tasks."""
+    """Sessions in one folder begin with the same message about it, but are runs of different tasks."""
     caveat = user("u0", None, "Caveat: The messages below were generated while running local commands.", isMeta=True)
     cleared = user("u1", "u0", "<command-name>/clear</command-name>")
     begin = {"codex": [META, CONTEXT], "claude_code": [caveat, cleared]}[name]
