@@ -232,14 +232,14 @@ _FIELDS = {key: key for key in ("name", "description", "parameters", "strict", "
     "parameters_json_schema": "parameters",  # pydantic-ai and Google
     "parametersJsonSchema": "parameters",
 }
-"""Fields of a tool definition that a model reads -> their names in the chat form."""
+"""The fields of a tool definition that a model reads, and their names in the chat form."""
 
 
 def tools_of(value: Any, where: str, left: Leftovers | None = None) -> Record:
     """Returns {"tools": [...]} with tool definitions of any known form in the chat form; {} if there are none.
 
     A value is a definition, a list, JSON text, or an object around them, e.g. `{"function_declarations": [...]}`. If
-    `left` is given, tools without a name are left out and counted, e.g. those that the server runs.
+    `left` is given, tools without a name, e.g. a search on the server, are left out and counted.
     """
     schemas, waiting = [], [value] if value else []
     while waiting:
@@ -260,7 +260,7 @@ def tools_of(value: Any, where: str, left: Leftovers | None = None) -> Record:
 
 
 def _function(tool: Mapping[str, Any], where: str) -> Record:
-    """Returns the function of a tool: all fields of the chat form, or those of another form that a model reads."""
+    """Returns a tool's `function` in the chat form. From other forms it takes only the fields that a model reads."""
     chat = isinstance(tool.get("function"), Mapping)
     definition, function = tool["function"] if chat else tool, {}
     for key, value in definition.items():
