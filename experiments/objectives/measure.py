@@ -49,7 +49,7 @@ def numbers(
 def measured(trees: Sequence[ReasoningTree], scale: Scale, rule: str) -> dict[str, Any]:
     """Returns a test's numbers, as JSON: of every problem, and of every chain that has steps."""
     pools = pools_of(trees, scale)
-    return _of_pools(pools, pools.key[rule], np.exp(pools.log_weight[rule])) | _steps(trees)
+    return _of_pools(pools, pools.key[rule], pools.log_weight[rule]) | _steps(trees)
 
 
 def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:
@@ -57,10 +57,10 @@ def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:
     pools = pools_of([with_scores(tree, [0.5] * len(tree.nodes)) for tree in trees])
     some_PN, results = _with_steps(pools), {}
     for name, chosen in baselines.of_pools(trees).items():
-        key_PN, weight_PN = np.full(some_PN.shape, -np.inf), np.zeros(some_PN.shape)
+        key_PN, log_weight_PN = np.full((2, *some_PN.shape), -np.inf)
         key_PN[some_PN] = np.concatenate([part.key_K for part in chosen])
-        weight_PN[some_PN] = np.concatenate([part.weight_K for part in chosen])
-        results[name] = _of_pools(pools, key_PN, weight_PN)
+        log_weight_PN[some_PN] = np.log(np.concatenate([part.weight_K for part in chosen]))
+        results[name] = _of_pools(pools, key_PN, log_weight_PN)
     return results
 
 
@@ -68,11 +68,12 @@ def _with_steps(pools: Pools) -> np.ndarray:
     return np.arange(pools.correct_PN.shape[1]) < (pools.size_P - pools.empty_P)[:, None]
 
 
-def _of_pools(pools: Pools, key_PN: np.ndarray, weight_PN: np.ndarray) -> dict[str, Any]:
-    n, some_PN, one_PN = int(pools.size_P.min()), _with_steps(pools), np.ones(pools.correct_PN.shape)
+def _of_pools(pools: Pools, key_PN: np.ndarray, log_weight_PN: np.ndarray) -> dict[str, Any]:
+    n, some_PN, equal_PN = int(pools.size_P.min()), _with_steps(pools), np.zeros(pools.correct_PN.shape)
+    weight_PN = np.exp(log_weight_PN)
     right_PN = np.clip(weight_PN, 1e-6, 1 - 1e-6)
-    odds = [(right_PN / (1 - right_PN)) ** power for power in POWERS]
-    votes = _votes(pools, np.stack([one_PN, weight_PN, *odds], -1), n)
+    log_odds = [power * np.log(right_PN / (1 - right_PN)) for power in POWERS]
+    votes = _votes(pools, np.stack([equal_PN, log_weight_PN, *log_odds], -1), n)
     best = best_of_n(key_PN, pools.correct_PN, pools.answered_PN, pools.size_P, n)
     chance = [float(row[:size].mean()) for row, size in zip(pools.correct_PN, pools.size_P, strict=True)]
     return {
@@ -122,10 +123,10 @@ def coverage(trees: Sequence[ReasoningTree]) -> dict[str, Any]:
     return {"steps": len(nodes), "covered": interval(drawn).json(), "width": float(np.mean(high_N - low_N))}
 
 
-def _votes(pools: Pools, weight_PNK: np.ndarray, n: int) -> np.ndarray:
+def _votes(pools: Pools, log_weight_PNK: np.ndarray, n: int) -> np.ndarray:
     if pools.class_PN is None:
         raise ValueError("the pools have no answers to vote on")
-    accuracy = vote_accuracy(pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n, trials=TRIALS, seed=0)
+    accuracy = vote_accuracy(pools.class_PN, pools.correct_PN, log_weight_PNK, pools.size_P, n, trials=TRIALS, seed=0)
     return accuracy.value_PnK[:, -1]
 
 

@@ -174,12 +174,12 @@ def estimated(value_P: Float[np.ndarray, " P"], seed: int, percent: bool = True)
     return {"value": measured["value"][0], "low": low, "high": high}
 
 
-def votes(pools: Pools, weight_PNK: Float[np.ndarray, "P N K"], seed: int) -> Float[np.ndarray, "P n K"]:
+def votes(pools: Pools, log_weight_PNK: Float[np.ndarray, "P N K"], seed: int) -> Float[np.ndarray, "P n K"]:
     """Returns the accuracy of weighted votes of n samples, n = 1 .. the pools' size."""
     n_max = int(pools.size_P.min())
     assert pools.class_PN is not None
     return vote_accuracy(
-        pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=16, seed=seed
+        pools.class_PN, pools.correct_PN, log_weight_PNK, pools.size_P, n_max, trials=16, seed=seed
     ).value_PnK  # fmt: skip
 
 
@@ -188,8 +188,8 @@ def labels_by_n(world: World) -> list[Row]:
     pools = {name: world.scored(name, SIZES[-1]) for name in names}
     at_n = np.minimum(SIZES, pools["formal"].size_P.min()) - 1  # a sample without steps is left out
     rule = {name: world.model(name).rule for name in names}
-    weights = [np.ones(pools["formal"].correct_PN.shape), *(pools[name].vote_weights(rule[name]) for name in names)]
-    voted_PnK = votes(pools["formal"], np.stack(weights, -1), world.seed)[:, at_n]
+    log_weights = [np.zeros(pools["formal"].correct_PN.shape), *(pools[name].log_weight[rule[name]] for name in names)]
+    voted_PnK = votes(pools["formal"], np.stack(log_weights, -1), world.seed)[:, at_n]
     curves = {"majority vote": voted_PnK[..., 0]}
     for k, name in enumerate(names, start=1):
         curves[f"best of N, {name}"] = chosen_curves(pools[name])[rule[name]][:, at_n]
@@ -210,8 +210,8 @@ def labels_by_n(world: World) -> list[Row]:
 def rules(world: World) -> list[Row]:
     pools = world.scored("formal", CHOSEN)
     best = {rule: curve_Pn[:, -1] for rule, curve_Pn in chosen_curves(pools).items()}
-    weights = [np.ones(pools.correct_PN.shape), *(pools.vote_weights(rule) for rule in RULES)]
-    majority_P, *voted = votes(pools, np.stack(weights, -1), world.seed)[:, -1].T
+    log_weights = [np.zeros(pools.correct_PN.shape), *(pools.log_weight[rule] for rule in RULES)]
+    majority_P, *voted = votes(pools, np.stack(log_weights, -1), world.seed)[:, -1].T
     return [
         {
             "row": rule,
@@ -264,8 +264,8 @@ def rlvr(world: World) -> list[Row]:
     after = scored(prm, list(read_records(pools)))
     for name, of_policy in (("before RLVR", world.scored("formal", CHOSEN)), ("after RLVR", after)):
         best_Pn = chosen_curves(of_policy)[prm.rule]
-        weights = np.stack([np.ones(of_policy.correct_PN.shape), of_policy.vote_weights(prm.rule)], -1)
-        majority_P, vote_P = votes(of_policy, weights, world.seed)[:, -1].T
+        log_weights = np.stack([np.zeros(of_policy.correct_PN.shape), of_policy.log_weight[prm.rule]], -1)
+        majority_P, vote_P = votes(of_policy, log_weights, world.seed)[:, -1].T
         uses[name] = {"one sample": best_Pn[:, 0], "majority of 64": majority_P, "best of 64": best_Pn[:, -1],
                       "weighted vote": vote_P}  # fmt: skip
     rows = [
@@ -303,7 +303,7 @@ def labels(world: World) -> list[Row]:
         results = run_suite(world.model(name).name, read_suite(out / "suite.json"), out / "judged" / name)
         pools, rule = world.scored(name, CHOSEN), world.model(name).rule
         found = results["processbench"]["files"]["chains"]["tuned"]
-        voted_P = votes(pools, pools.vote_weights(rule)[..., None], world.seed)[:, -1, 0]
+        voted_P = votes(pools, pools.log_weight[rule][..., None], world.seed)[:, -1, 0]
         rows.append({
             "row": name, **cost,
             "step AUROC": in_percent(results["steps"]["auroc"]),
@@ -377,8 +377,8 @@ def of_quickstart(folder: pathlib.Path) -> list[Row]:
     first = {name: f1_draws(of_model, "tuning_chains", seed)["tuned"]["chains"] for name, of_model in chains.items()}
     pools = {name: pools_of(of_model["test_pools"]) for name, of_model in files.items()}
     best = {name: chosen_curves(of_model)[rule[name]][:, -1] for name, of_model in pools.items()}
-    weights = np.stack([of_model.vote_weights(rule[name]) for name, of_model in pools.items()], -1)
-    voted = dict(zip(pools, votes(pools["formal"], weights, seed)[:, -1].T, strict=True))
+    log_weights = np.stack([of_model.log_weight[rule[name]] for name, of_model in pools.items()], -1)
+    voted = dict(zip(pools, votes(pools["formal"], log_weights, seed)[:, -1].T, strict=True))
     return [
         {
             "row": f"formal less {name}",

@@ -125,9 +125,9 @@ def accuracies_of(
         raise ValueError(f"{depends[0]}: its scores depend on the whole pool, and budgets take a part of it")
     if first.class_PN is None:
         raise ValueError("the samples have no `answer`, and a majority needs one: add it to the pools")
-    weight_PNK = [np.ones(first.correct_PN.shape), *(pools[name].vote_weights(models[name].rule) for name in pools)]
+    log_weights = [np.zeros(first.correct_PN.shape), *(pools[name].log_weight[models[name].rule] for name in pools)]
     votes = vote_accuracy(
-        first.class_PN, first.correct_PN, np.stack(weight_PNK, -1), first.size_P, int(first.size_P.min()),
+        first.class_PN, first.correct_PN, np.stack(log_weights, -1), first.size_P, int(first.size_P.min()),
         trials=128, seed=seed,
     ).value_PnK  # fmt: skip
     choosers: list[tuple[str, str | None, np.ndarray]] = [("majority vote", None, votes[:, :, 0])]

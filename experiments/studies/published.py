@@ -38,7 +38,7 @@ from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import ranked_by_text
 from jprm.methods.evidence.fit import PolicyPools, bucket, candidates, choose_verifier, choose_vote, policy_of, right_of
 from jprm.score.aggregate import chain_scores
-from jprm.score.scale import RULES
+from jprm.score.scale import PROBABILITY, RULES
 from jprm.statistics import Draws, auroc, draws, interval, mean_draws, weighted_mean
 from jprm.tree import tree_of
 
@@ -127,31 +127,31 @@ def curves(pool: Pool) -> dict[Way, Float[np.ndarray, "P n"]]:
     size_P, valid_PN = np.full(P, N), np.ones((P, N), bool)
     best = functools.partial(best_of_n, correct_PN=pool.correct_PN, valid_PN=pool.class_PN >= 0, size_P=size_P, n_max=N)
     result: dict[Way, np.ndarray] = {}
-    weights: dict[Way, np.ndarray] = {("majority", "", "vote"): np.ones((P, N))}
+    log_weights: dict[Way, np.ndarray] = {("majority", "", "vote"): np.zeros((P, N))}
     for verifier in pool.scores:
         for rule in RULES:
-            key_PN, weight_PN = keys_of(pool, verifier, rule)
+            key_PN, _ = keys_of(pool, verifier, rule)
             result[verifier, rule, "best"] = best(key_PN)
-            weights[verifier, rule, "vote"] = weight_PN
+            log_weights[verifier, rule, "vote"] = PROBABILITY.log_votes(key_PN, rule)
     trees = [tree_of(record) for record in pool.records]
     text = ranked_by_text(trees)
     if text is not None:
         result["text features", "", "best"] = best(np.array([chosen.key_K for chosen in text]))
-        weights["text features", "", "vote"] = np.array([chosen.weight_K for chosen in text])
+        log_weights["text features", "", "vote"] = np.log([chosen.weight_K for chosen in text])
     length_PN = np.array([[sum(map(len, s["steps"])) for s in record["samples"]] for record in pool.records])
     result["shortest", "", "best"] = best(-length_PN.astype(float))
     result["one sample", "", "best"] = best_of_n(0.0 * length_PN, pool.correct_PN, valid_PN, size_P, N)
     result["any", "", "best"] = best(pool.correct_PN)
-    weight_PNK = np.stack(list(weights.values()), axis=-1)
-    for k, value_Pn in enumerate(np.moveaxis(voted(pool, weight_PNK), -1, 0)):
-        result[list(weights)[k]] = value_Pn
+    log_weight_PNK = np.stack(list(log_weights.values()), axis=-1)
+    for k, value_Pn in enumerate(np.moveaxis(voted(pool, log_weight_PNK), -1, 0)):
+        result[list(log_weights)[k]] = value_Pn
     return result
 
 
-def voted(pool: Pool, weight_PNK: Float[np.ndarray, "P N K"]) -> Float[np.ndarray, "P n K"]:
+def voted(pool: Pool, log_weight_PNK: Float[np.ndarray, "P N K"]) -> Float[np.ndarray, "P n K"]:
     """Returns how correct weighted votes of n samples are; exact for n = N."""
     votes = vote_accuracy(
-        pool.class_PN, pool.correct_PN, weight_PNK, np.full(len(weight_PNK), N), N, trials=ORDERS, seed=0
+        pool.class_PN, pool.correct_PN, log_weight_PNK, np.full(len(log_weight_PNK), N), N, trials=ORDERS, seed=0
     )
     return votes.value_PnK
 

@@ -77,8 +77,8 @@ def at_own_tokens(
     n_P = np.clip(wanted_P, 1, n_max)
     curves = {"best_of_n": chosen_curves(pools)[rule]}
     if pools.class_PN is not None:
-        one_PN1 = np.ones((*pools.correct_PN.shape, 1))
-        votes = vote_accuracy(pools.class_PN, pools.correct_PN, one_PN1, pools.size_P, n_max, trials=128, seed=seed)
+        equal_PN1 = np.zeros((*pools.correct_PN.shape, 1))
+        votes = vote_accuracy(pools.class_PN, pools.correct_PN, equal_PN1, pools.size_P, n_max, trials=128, seed=seed)
         curves["majority"] = votes.value_PnK[:, :, 0]
     n_n = np.arange(1, n_max + 1)
     rivals = {

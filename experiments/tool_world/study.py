@@ -37,6 +37,7 @@ from jprm.methods.policy.sampler import SamplerConfig, load_sampler
 from jprm.methods.rl.samples import sample_episodes
 from jprm.methods.worlds.environment import World
 from jprm.methods.worlds.turns import EpisodeLimits, TurnLayout
+from jprm.score.scale import PROBABILITY
 from jprm.statistics import Draws, auroc, difference_of_runs, draws, mean_of_runs, weighted_mean
 from jprm.statistics import interval as interval_of
 from jprm.train import train
@@ -195,9 +196,9 @@ def measure(trajectories: Sequence[dict], models: Mapping[str, list[np.ndarray]]
         curve_Pn = best_of_n(key_PN, correct_PN, valid_PN | (name == "oracle"), size_P, correct_PN.shape[1])
         for n in (4, correct_PN.shape[1]):
             add(f"best of {n}, {name}", lambda w, x=curve_Pn[:, n - 1]: weighted_mean(x, w), tasks)
-    voters = {"majority": np.ones(len(label)), **{k: np.array(keys[k]) for k in list(keys)[:5]}}
-    weight_PNK = np.stack([x.reshape(shape) for x in voters.values()], axis=-1)
-    value_PnK = vote_accuracy(class_PN, correct_PN, weight_PNK, size_P, size_P[0], trials=8, seed=seed).value_PnK
+    voters = {"majority": np.zeros(len(label)), **{k: PROBABILITY.log_weights(keys[k]) for k in list(keys)[:5]}}
+    log_weight_PNK = np.stack([x.reshape(shape) for x in voters.values()], axis=-1)
+    value_PnK = vote_accuracy(class_PN, correct_PN, log_weight_PNK, size_P, size_P[0], trials=8, seed=seed).value_PnK
     for k, name in enumerate(voters):
         add(f"vote of {size_P[0]}, {name}", lambda w, x=value_PnK[:, -1, k]: weighted_mean(x, w), tasks)
     add("turns that are correct", lambda w: weighted_mean(np.concatenate(label), w), group_T)

@@ -192,8 +192,8 @@ def pools():
     class_PN = np.where(correct_PN > 0, 0, rng.integers(1, 4, (1500, 8)))
     score_PN = 1 / (1 + np.exp(-rng.normal(size=(1500, 8)) - correct_PN + 0.5 * rng.normal(size=(1500, 1))))
     size_P = np.full(1500, 8)
-    weight_PNK = np.stack([np.ones((1500, 8)), score_PN], -1)
-    votes = vote_accuracy(class_PN, correct_PN, weight_PNK, size_P, 8, trials=2, seed=0).value_PnK
+    log_weight_PNK = np.log(np.stack([np.ones((1500, 8)), score_PN], -1))
+    votes = vote_accuracy(class_PN, correct_PN, log_weight_PNK, size_P, 8, trials=2, seed=0).value_PnK
     chosen = best_of_n(score_PN, correct_PN, np.ones((1500, 8), bool), size_P, 8)
     return {"best of n": chosen, "majority": votes[..., 0], "weighted vote": votes[..., 1]}
 

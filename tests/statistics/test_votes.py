@@ -11,6 +11,7 @@ from refusing import refused
 from toy_search import Script, Table
 
 from jprm.methods.answers import canonical_answer, equivalent, library
+from jprm.methods.evaluate import votes
 from jprm.methods.evaluate.best_of_n import best_of_n_report, pools_of
 from jprm.methods.evaluate.votes import answer_classes, vote_accuracy
 from jprm.methods.policy.protocol import Problem
@@ -74,9 +75,30 @@ FORMS = ["1/3", "0.333333", "0.3333", "18%", "0.18", "18", "18 percent", "x+1", 
 def test_sampled_votes_tie_where_sums_are_equal_in_another_order(classes, weights):
     """Eleven samples are too many to enumerate, and float32 sums of ten tenths are not quite 1."""
     class_1N, size = np.array([classes]), len(classes)
-    right_1N, weight_1N1 = (class_1N == 0).astype(float), np.array(weights)[None, :, None]
-    votes = vote_accuracy(class_1N, right_1N, weight_1N1, np.array([size]), size, trials=32, seed=0)
-    assert votes.value_PnK[0, -1, 0] == 0.5 and votes.standard_error_nK[-1, 0] == 0
+    right_1N, log_1N1 = (class_1N == 0).astype(float), scipy.special.xlogy(1, weights)[None, :, None]
+    elected = vote_accuracy(class_1N, right_1N, log_1N1, np.array([size]), size, trials=32, seed=0)
+    assert elected.value_PnK[0, -1, 0] == 0.5 and elected.standard_error_nK[-1, 0] == 0
+
+
+@pytest.mark.parametrize("enumerated", [True, False])
+def test_votes_of_some_samples_weigh_by_ratio_however_far_below_the_pool_they_are(monkeypatch, enumerated):
+    """Weights of three levels `gap` nats apart: at 30 nats a level outvotes those below it, so at more too."""
+    monkeypatch.setattr(votes, "ENUMERATE", 10 * enumerated)
+    rng = np.random.default_rng(3)
+    class_PN, right_PN, level_PN = (
+        rng.integers(-1, 3, (20, 8)),
+        rng.random((20, 8)).round(),
+        rng.integers(0, 3, (20, 8)),
+    )
+    within_PNK = np.stack([np.zeros((20, 8)), rng.normal(size=(20, 8))], -1)  # ties, and none
+    near, *far = (
+        vote_accuracy(
+            class_PN, right_PN, within_PNK - gap * level_PN[..., None], np.full(20, 8), 8, trials=16, seed=0
+        ).value_PnK
+        for gap in (30, 90, 800, 1e6)
+    )
+    for value_PnK in far:
+        np.testing.assert_array_equal(value_PnK, near)
 
 
 def test_classes_are_those_of_pairwise_comparison():

@@ -32,7 +32,7 @@ from jprm.methods.evaluate.options import BestOfNOptions
 from jprm.methods.evaluate.plots import Series, curves, slug
 from jprm.methods.evaluate.run import UNREAD, model_of, scored_files, source, stored_trees
 from jprm.methods.evaluate.scored import NothingToMeasure, ScoreError, scores_of
-from jprm.methods.evaluate.votes import answer_classes, best_of_n, relative, vote_accuracy
+from jprm.methods.evaluate.votes import answer_classes, best_of_n, vote_accuracy
 from jprm.methods.formats.adapters.published import named as adapter_of
 from jprm.methods.jobs.score import stored_scale
 from jprm.methods.verify.verifiers import UNDECIDED
@@ -69,10 +69,6 @@ class Pools(NamedTuple):
     steps_PN: Int[np.ndarray, "P N"]
     length_PN: Int[np.ndarray, "P N"]  # characters
     of_pool: bool = False  # a sample's score depends on the pool's others
-
-    def vote_weights(self, rule: str) -> Float[np.ndarray, "P N"]:
-        """Returns vote weights by `rule`, relative to each pool's largest; samples without an answer get 0."""
-        return relative(np.where(self.answered_PN, self.log_weight[rule], -np.inf))
 
     @property
     def with_steps_PN(self) -> Bool[np.ndarray, "P N"]:
@@ -354,14 +350,14 @@ def _curves(
     }
     errors: dict[str, np.ndarray] = {}
     if pools.class_PN is not None:
-        weights = {"majority": np.ones(pools.correct_PN.shape)}
-        weights |= {f"{rule}.weighted_vote": pools.vote_weights(rule) for rule in RULES}
-        weights |= {f"{name}.vote": placed(chosen, "weight_K", 0.0) for name, chosen in trivial.items()}
-        weight_PNK = np.stack(list(weights.values()), -1)
+        log_weights = {"majority": np.zeros(pools.correct_PN.shape)}
+        log_weights |= {f"{rule}.weighted_vote": pools.log_weight[rule] for rule in RULES}
+        log_weights |= {f"{name}.vote": np.log(placed(chosen, "weight_K", 1.0)) for name, chosen in trivial.items()}
+        log_weight_PNK = np.stack(list(log_weights.values()), -1)
         votes = vote_accuracy(
-            pools.class_PN, pools.correct_PN, weight_PNK, pools.size_P, n_max, trials=trials, seed=seed
+            pools.class_PN, pools.correct_PN, log_weight_PNK, pools.size_P, n_max, trials=trials, seed=seed
         )
-        for k, name in enumerate(weights):
+        for k, name in enumerate(log_weights):
             curves[name], errors[name] = votes.value_PnK[:, :, k], votes.standard_error_nK[:, k]
     of_pool = _reading_pool(trivial) + ([f"{rule}.weighted_vote" for rule in RULES] if pools.of_pool else [])
     return curves | {name: at_ends(curves[name], pools.size_P) for name in of_pool if name in curves}, errors

@@ -23,6 +23,9 @@ ENUMERATE = 10
 
 BATCH_BYTES = 32 * 2**20
 
+LEAST = -(2**29)
+"""The exponent of a weight of 0."""
+
 TIE = 1e-6
 """Vote totals tie if they differ by less, relative to the largest: sampled ones are float32 sums in random order."""
 
@@ -122,7 +125,7 @@ class Votes(NamedTuple):
 def vote_accuracy(
     class_PN: Int[np.ndarray, "P N"],
     correct_PN: Float[np.ndarray, "P N"],
-    weight_PNK: Float[np.ndarray, "P N K"],
+    log_weight_PNK: Float[np.ndarray, "P N K"],
     size_P: Int[np.ndarray, " P"],
     n_max: int,
     *,
@@ -131,44 +134,47 @@ def vote_accuracy(
 ) -> Votes:
     """Returns the accuracy of votes among n samples per problem, for n up to `n_max`.
 
-    `n_max` must be at most min(size_P), and weights at least 0. A sample of class -1 has no answer: it takes one of the
-    n places but does not vote. A vote without any answer is incorrect. The correctness of a class is the mean over its
-    samples. Exact if all pools have at most `ENUMERATE` samples; otherwise the mean over `trials` random orders of each
-    pool. Every n uses the first n of an order, with all weightings, so n = size is exact and differences between
-    weightings have less noise.
+    `log_weight_PNK` has the logarithms of the weights, -inf for a weight of 0. Only ratios within a vote count, however
+    small its weights are beside others of the pool. `n_max` must be at most min(size_P). A sample of class -1 has no
+    answer: it takes one of the n places but does not vote. A vote without any answer is incorrect. The correctness of a
+    class is the mean over its samples. Exact if all pools have at most `ENUMERATE` samples; otherwise the mean over
+    `trials` random orders of each pool. Every n uses the first n of an order, with all weightings, so n = size is exact
+    and differences between weightings have less noise.
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)
     correct_PC = _class_correct(class_PN, correct_PN)
     if not len(size_P):
         raise ValueError("no problems to vote on")
+    mantissa_PNK, exponent_PNK = _binary(np.where(class_PN[..., None] >= 0, log_weight_PNK, -np.inf))
     if size_P.max() <= ENUMERATE:
-        value_PnK = np.zeros((len(size_P), n_max, weight_PNK.shape[2]))
+        value_PnK = np.zeros((len(size_P), n_max, mantissa_PNK.shape[2]))
         for size in np.unique(size_P):
-            at_once = max(1, BATCH_BYTES // (8 * 2**size * correct_PC.shape[1] * weight_PNK.shape[2]))
+            at_once = max(1, BATCH_BYTES // (8 * 2**size * size * mantissa_PNK.shape[2]))
             of_size = np.flatnonzero(size_P == size)
             for part in np.split(of_size, range(at_once, len(of_size), at_once)):
-                weight_BNK = _scaled(weight_PNK[part, :size], in_pool_PN[part, :size])
-                value_PnK[part] = _enumerated(class_PN[part, :size], correct_PC[part], weight_BNK, n_max)
+                samples = (x[part, :size] for x in (class_PN, mantissa_PNK, exponent_PNK))
+                value_PnK[part] = _enumerated(correct_PC[part], *samples, n_max)
         return Votes(value_PnK, np.zeros(value_PnK.shape[1:]))
-    weight_PNK = _scaled(weight_PNK, in_pool_PN)
     if trials < 2:
         raise ValueError(f"a standard error needs at least 2 trials, not {trials}")
     mean_PnK, variance_PnK = _sampled(
-        jax.random.key(seed), class_PN, correct_PC, weight_PNK, in_pool_PN, n_max=n_max, trials=trials
+        jax.random.key(seed), class_PN, correct_PC, mantissa_PNK, exponent_PNK, in_pool_PN, n_max=n_max, trials=trials
     )
     # Orders are drawn independently for each problem, so the variances of the problems' means add.
     standard_error_nK = np.sqrt(np.asarray(variance_PnK, float).sum(0) / trials) / len(size_P)
     return Votes(np.asarray(mean_PnK, float), standard_error_nK)
 
 
-def _scaled(weight_PNK, in_pool_PN):
-    """Scales the weights per pool and weighting by a power of two, to a largest weight in [1/2, 1).
+def _binary(log: Float[np.ndarray, "*shape"]) -> tuple[Float[np.ndarray, "*shape"], Int[np.ndarray, "*shape"]]:
+    """Returns (mantissa, exponent) with exp(log) = mantissa * 2^exponent; the mantissa is in [1, 2), or 0 for -inf.
 
-    Only ratios matter in a vote, and small weights would underflow float32. A power of two keeps ties.
+    Sums scaled by a power of two keep their ties.
     """
-    top_P1K = np.where(in_pool_PN[:, :, None], weight_PNK, 0.0).max(1, keepdims=True)
-    return np.ldexp(weight_PNK, -np.frexp(top_P1K)[1])
+    there = log > -np.inf
+    exponent = np.floor(np.where(there, log, 0.0) / np.log(2))
+    mantissa = np.where(there, np.exp(np.where(there, log, 0.0) - exponent * np.log(2)), 0.0)
+    return mantissa, np.where(there, np.clip(exponent, LEAST, -LEAST), LEAST).astype(np.int32)
 
 
 def _class_correct(class_PN, correct_PN):
@@ -182,12 +188,15 @@ def _class_correct(class_PN, correct_PN):
     return right_PC / np.maximum(count_PC, 1)
 
 
-def _enumerated(class_BN, correct_BC, weight_BNK, n_max):
+def _enumerated(correct_BC, class_BN, mantissa_BNK, exponent_BNK, n_max):
     """Returns exact expectations, (B, n_max, K), over all subsets of N samples."""
     size = class_BN.shape[1]
     member_BNC = class_BN[:, :, None] == np.arange(correct_BC.shape[1])
     chosen_MN = (np.arange(1, 2**size)[:, None] >> np.arange(size)) & 1
-    total_BMCK = np.einsum("mn,bnc,bnk->bmck", chosen_MN, member_BNC, weight_BNK)
+    exponent_BMNK = np.where(chosen_MN[:, :, None], exponent_BNK[:, None], 2 * LEAST)
+    exponent_BMNK -= exponent_BMNK.max(2, keepdims=True)
+    weight_BMNK = np.ldexp(mantissa_BNK[:, None], exponent_BMNK)
+    total_BMCK = member_BNC.swapaxes(1, 2)[:, None].astype(float) @ weight_BMNK
     top_BM1K = total_BMCK.max(2, keepdims=True)
     # Equal sums added in different orders must still tie: compare them to 12 digits of the largest.
     total_BMCK = np.round(total_BMCK / np.where(top_BM1K > 0, top_BM1K, 1), 12)
@@ -204,25 +213,37 @@ def _sampled(
     key: Key[Array, ""],
     class_PN: Int[Array, "P N"],
     correct_PC: Float[Array, "P C"],
-    weight_PNK: Float[Array, "P N K"],
+    mantissa_PNK: Float[Array, "P N K"],
+    exponent_PNK: Int[Array, "P N K"],
     in_pool_PN: Bool[Array, "P N"],
     *,
     n_max: int,
     trials: int,
 ) -> tuple[Float[Array, "P n K"], Float[Array, "P n K"]]:
-    """Returns mean and variance over random orders. Leaders are updated per sample, without a pass over classes."""
+    """Returns mean and variance over random orders. Leaders are updated per sample, without a pass over classes.
+
+    A total is in units of 2^scale, with scale the largest exponent so far when a sample of its class was last added.
+    """
     trial_T = jnp.arange(trials)
 
+    def in_units(x_TK, shift_TK):
+        """Returns x / 2^shift, with shift >= 0; -1, for no sample, stays."""
+        unit_TK = jax.lax.bitcast_convert_type(jnp.maximum(127 - shift_TK, 0) << 23, jnp.float32)  # 2^-shift, exactly
+        return jnp.where(x_TK < 0, x_TK, x_TK * unit_TK)
+
     def problem(inputs):
-        key, class_N, correct_C, weight_NK, in_pool_N = inputs
+        key, class_N, correct_C, mantissa_NK, exponent_NK, in_pool_N = inputs
         place_TN = jax.random.uniform(key, (trials, len(class_N)))
         order_TN = jnp.argsort(jnp.where(in_pool_N, place_TN, 2.0), axis=-1)
 
         def add_sample(carry, index_T):
-            total_TCK, top_TK, tied_TK, right_TK = carry
-            class_T, weight_TK = class_N[index_T], weight_NK[index_T]
+            total_TCK, scale_TCK, top_TK, scale_TK, tied_TK, right_TK = carry
+            class_T, exponent_TK = class_N[index_T], exponent_NK[index_T]
             answered_T1 = (class_T >= 0)[:, None]
-            before_TK = total_TCK[trial_T, class_T]  # -1 until the class has a sample
+            now_TK = jnp.maximum(scale_TK, exponent_TK)
+            weight_TK = in_units(mantissa_NK[index_T], now_TK - exponent_TK)
+            top_TK = in_units(top_TK, now_TK - scale_TK)
+            before_TK = in_units(total_TCK[trial_T, class_T], now_TK - scale_TCK[trial_T, class_T])
             after_TK = jnp.where(answered_T1, jnp.maximum(before_TK, 0.0) + weight_TK, before_TK)
             correct_T1 = correct_C[class_T][:, None]
             near_TK = TIE * jnp.maximum(top_TK, 0.0)
@@ -231,16 +252,20 @@ def _sampled(
             right_TK = jnp.where(leads_TK, correct_T1, right_TK + jnp.where(joins_TK, correct_T1, 0.0))
             tied_TK = jnp.where(leads_TK, 1.0, tied_TK + joins_TK)
             total_TCK = total_TCK.at[trial_T, class_T].set(after_TK)
-            carry = (total_TCK, jnp.maximum(top_TK, jnp.where(answered_T1, after_TK, -1.0)), tied_TK, right_TK)
+            scale_TCK = scale_TCK.at[trial_T, class_T].set(now_TK)
+            top_TK = jnp.maximum(top_TK, jnp.where(answered_T1, after_TK, -1.0))
             value_TK = right_TK / jnp.maximum(tied_TK, 1.0)
-            return carry, (value_TK.mean(0), value_TK.var(0, ddof=1))
+            return (total_TCK, scale_TCK, top_TK, now_TK, tied_TK, right_TK), (
+                value_TK.mean(0),
+                value_TK.var(0, ddof=1),
+            )
 
-        shape_TK = (trials, weight_NK.shape[1])
-        start = (jnp.full((trials, len(correct_C), shape_TK[1]), -1.0), jnp.full(shape_TK, -1.0))
-        start += (jnp.zeros(shape_TK), jnp.zeros(shape_TK))
+        shape_TK, shape_TCK = (trials, K := mantissa_NK.shape[1]), (trials, len(correct_C), K)
+        start = jnp.full(shape_TCK, -1.0), jnp.full(shape_TCK, LEAST), jnp.full(shape_TK, -1.0)
+        start += jnp.full(shape_TK, LEAST), jnp.zeros(shape_TK), jnp.zeros(shape_TK)
         return jax.lax.scan(add_sample, start, order_TN[:, :n_max].T)[1]
 
-    inputs = (jax.random.split(key, len(class_PN)), class_PN, correct_PC, weight_PNK, in_pool_PN)
+    inputs = (jax.random.split(key, len(class_PN)), class_PN, correct_PC, mantissa_PNK, exponent_PNK, in_pool_PN)
     # Many problems at once, as far as their totals (T, C, K) fit into BATCH_BYTES: a step of one is all overhead.
-    batch = max(1, min(len(class_PN), BATCH_BYTES // (4 * trials * correct_PC.shape[1] * weight_PNK.shape[2])))
+    batch = max(1, min(len(class_PN), BATCH_BYTES // (8 * trials * correct_PC.shape[1] * mantissa_PNK.shape[2])))
     return jax.lax.map(problem, inputs, batch_size=batch)

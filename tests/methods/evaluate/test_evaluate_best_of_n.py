@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import refused
@@ -116,8 +117,8 @@ def test_sampled_votes_agree_with_enumerated_ones(monkeypatch):
     rng = np.random.default_rng(1)
     size = np.array([6, 8, 9, 7] * 5)
     classes, correct = rng.integers(-1, 4, (20, 9)), (rng.random((20, 9)) < 0.5) * 1.0
-    weight_PNK = rng.integers(0, 5, (20, 9, 3)) / 4
-    inputs = classes, correct, weight_PNK, size, 6
+    log_weight_PNK = scipy.special.xlogy(1, rng.integers(0, 5, (20, 9, 3)) / 4)
+    inputs = classes, correct, log_weight_PNK, size, 6
     exact = votes.vote_accuracy(*inputs, trials=2, seed=0)
     assert (exact.standard_error_nK == 0).all()
     monkeypatch.setattr(votes, "ENUMERATE", 0)
@@ -136,10 +137,10 @@ def test_sampled_votes_agree_with_enumerated_ones(monkeypatch):
 def test_votes_weigh_by_ratio_however_small_the_weights(monkeypatch, enumerate):
     monkeypatch.setattr(votes, "ENUMERATE", enumerate)
     rng = np.random.default_rng(2)
-    weight_PNK = rng.integers(0, 5, (10, 7, 2)) / 4  # with ties and zeros
+    log_weight_PNK = scipy.special.xlogy(1, rng.integers(0, 5, (10, 7, 2)) / 4)  # with ties and zeros
     classes, correct, size = rng.integers(-1, 3, (10, 7)), (rng.random((10, 7)) < 0.5) * 1.0, np.full(10, 7)
     first, second = (
-        votes.vote_accuracy(classes, correct, weight_PNK * scale, size, 7, trials=16, seed=0)
+        votes.vote_accuracy(classes, correct, log_weight_PNK + np.log(scale), size, 7, trials=16, seed=0)
         for scale in (1.0, 2.0**-200)
     )
     np.testing.assert_array_equal(first.value_PnK, second.value_PnK)
