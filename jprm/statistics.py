@@ -85,8 +85,8 @@ class Interval(NamedTuple):
     low: Any
     high: Any
 
-    def json(self) -> dict[str, Any]:
-        """Returns `{"value", "low", "high"}` as numbers or lists, None where undefined."""
+    def json(self: Interval | Difference) -> dict[str, Any]:
+        """Returns `{"value", "low", "high"}`, and `better`, as numbers or lists, None where undefined."""
         return {key: jsonable(x) for key, x in self._asdict().items()}
 
 
@@ -97,10 +97,7 @@ class Difference(NamedTuple):
     low: Any
     high: Any
     better: Any
-
-    def json(self) -> dict[str, Any]:
-        """Returns `Interval.json` with `better`."""
-        return {key: jsonable(x) for key, x in self._asdict().items()}
+    json = Interval.json
 
 
 class Draws(NamedTuple):
@@ -158,38 +155,42 @@ def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
 
     Without `fraction`: value +- t s. For a `fraction`, a mean, a ranking probability or a score in [0, 1]: Wilson's
     interval (JASA 22, 1927) with the effective sample size n = value (1 - value) / s^2 (Korn & Graubard, Survey
-    Methodology 24, 1998). At 0 or 1, where all resamples are equal, n counts the groups.
-
-    NaN draws are left out. NaN for fewer than two groups. Raises ValueError if a `fraction` is outside [0, 1].
+    Methodology 24, 1998). At 0 or 1, where all resamples are equal, n counts the groups. NaN for fewer than two groups.
+    Raises ValueError if a `fraction` is outside [0, 1].
     """
     value, groups = np.asarray(drawn.value, float), drawn.groups
     if fraction and ((value < -TIE) | (value > 1 + TIE)).any():
         raise ValueError(f"a fraction is in [0, 1], not {value}: name `fraction=False`")
-    if groups < 2:
-        return Interval(value, np.full_like(value, np.nan), np.full_like(value, np.nan))
-    with np.errstate(invalid="ignore", divide="ignore"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
-        error = np.nanstd(drawn.drawn_R, axis=0) * np.sqrt(groups / (groups - 1))
-        t = scipy.special.stdtrit(groups - 1, 0.975)
-        if not fraction:
-            return Interval(value, value - t * error, value + t * error)
-        spread = np.clip(value * (1 - value), 0, None)
-        ratio = np.where(spread < TIE, 1 / groups, error**2 / spread) * t**2  # t^2 / n
-    middle = (value + ratio / 2) / (1 + ratio)
-    half = np.sqrt(ratio * spread + ratio**2 / 4) / (1 + ratio)
+    error, t = standard_error(drawn), scipy.special.stdtrit(groups - 1, 0.975)
+    if not fraction:
+        return Interval(value, value - t * error, value + t * error)
+    spread = np.clip(value * (1 - value), 0, None)
+    r = t**2 * np.where(spread < TIE, 1 / max(groups, 1), ratio(error**2, spread))  # t^2 / n
+    middle, half = (value + r / 2) / (1 + r), np.sqrt(r * spread + r**2 / 4) / (1 + r)
     return Interval(value, np.clip(middle - half, 0, 1), np.clip(middle + half, 0, 1))
 
 
-def difference(a: Draws, b: Draws | None = None) -> Difference:
-    """Returns the interval of A - B from `draws` with the same seed and groups, a paired bootstrap; or of A,
-    differences.
+def standard_error(drawn: Draws, *, of_fractions: bool = False) -> Any:
+    """Returns a statistic's standard error s over its groups, without NaN draws.
+
+    If all groups differ equally, e.g. by 0, resamples do not show s. Then for a difference d `of_fractions` t s is
+    q (1 + |d|): Wilson's bound q = t^2 / (groups + t^2) on the fraction of unlike groups, times their largest effect.
     """
+    groups, t = drawn.groups, scipy.special.stdtrit(drawn.groups - 1, 0.975)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Degrees of freedom", RuntimeWarning)
+        error = np.nanstd(drawn.drawn_R, axis=0) * np.sqrt(groups / max(groups - 1, 1))
+    return np.where(of_fractions & (error < TIE), (1 + np.abs(drawn.value)) * t / (groups + t**2), error)
+
+
+def difference(a: Draws, b: Draws | None = None) -> Difference:
+    """Returns the interval of A - B, fractions, from `draws` with the same seed and groups; or of A, differences."""
     if b is not None:
         a = Draws(a.value - b.value, a.drawn_R - b.drawn_R, a.groups)
-    between, defined_R = interval(a, fraction=False), ~np.isnan(a.drawn_R)
-    tied_R = np.abs(a.drawn_R) < TIE
+    half = scipy.special.stdtrit(a.groups - 1, 0.975) * standard_error(a, of_fractions=True)
+    defined_R, tied_R = ~np.isnan(a.drawn_R), np.abs(a.drawn_R) < TIE
     ahead_R = np.where(defined_R, np.where(tied_R, 0.5, a.drawn_R > 0), 0.0)
-    return Difference(*between, ratio(ahead_R.sum(0), defined_R.sum(0)))
+    return Difference(a.value, a.value - half, a.value + half, ratio(ahead_R.sum(0), defined_R.sum(0)))
 
 
 def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
@@ -258,14 +259,13 @@ def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
     """Returns a statistic's mean over runs with different seeds, tested on the same problems.
 
     The runs' draws must share their resamples (`draws`). The variance of the mean m over S runs covers drawing both
-    runs and problems, in the limit of many draws and without its bias for few runs: s^2 / S + G / (G - 1) var_r(m_r),
-    with s^2 the variance between the runs' values (S - 1 degrees of freedom), and m_r the mean over runs on resample r
-    of the G problems (G - 1). The half-width is the root of both terms' sum, each times its squared Student's t (for a
-    `fraction`, see `Estimate.interval`). The interval covers even with two or three runs, unlike with Satterthwaite's
-    degrees of freedom. Variation shared by runs and problems is in both terms, so the interval is rather too wide. One
-    run has only the second term, runs without draws the first.
+    runs and problems, in the limit of many draws and without its bias for few runs: s^2 / S (S - 1 degrees of freedom),
+    s^2 the variance between the runs' values, and (`standard_error`)^2 of m over G problems (G - 1). One run has only
+    the second term, runs without draws the first. The half-width is the root of both terms' sum, each times its squared
+    Student's t (for a `fraction`, see `Estimate.interval`). It covers even with two or three runs, unlike with
+    Satterthwaite's degrees of freedom. Variation shared by runs and problems is in both terms, so it is too wide.
     """
-    mean = _estimate([(1.0, runs)])
+    mean = _estimate([(1.0, runs)], of_fractions=False)
     if not fraction or runs[0].groups < 2:
         return mean
     drawn_R = np.mean([run.drawn_R for run in runs], axis=0)
@@ -279,13 +279,13 @@ def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bo
     Welch's degrees of freedom (Biometrika 34, 1947). If one side has a single run, the interval covers the problems
     alone.
     """
+    sides = [(1.0, a), (-1.0, b)]
     if same_seeds:
-        pairs = zip(a, b, strict=True)
-        return _estimate([(1.0, [Draws(x.value - y.value, x.drawn_R - y.drawn_R, x.groups) for x, y in pairs])])
-    return _estimate([(1.0, a), (-1.0, b)])
+        sides = [(1.0, [Draws(x.value - y.value, x.drawn_R - y.drawn_R, x.groups) for x, y in zip(a, b, strict=True)])]
+    return _estimate(sides, of_fractions=True)
 
 
-def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]]) -> Estimate:
+def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]], of_fractions: bool) -> Estimate:
     """Returns the sum over sides: sign times the mean over runs."""
     value = float(sum(sign * np.mean([run.value for run in runs]) for sign, runs in sides))
     terms = []
@@ -295,7 +295,7 @@ def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]]) -> Estimate:
         terms.append((variance, variance**2 / sum(v**2 / n for v, n in of_sides) if variance else of_sides[0][1]))
     if (groups := sides[0][1][0].groups) > 1:
         drawn_R = np.sum([sign * np.mean([run.drawn_R for run in runs], axis=0) for sign, runs in sides], axis=0)
-        terms.append((float(np.nanvar(drawn_R)) * groups / (groups - 1), groups - 1))
+        terms.append((float(standard_error(Draws(value, drawn_R, groups), of_fractions=of_fractions)) ** 2, groups - 1))
     return Estimate(value, terms)
 
 

@@ -20,9 +20,11 @@ from jprm.statistics import (
     auroc,
     average_precision,
     difference,
+    difference_of_runs,
     draws,
     interval,
     mean_differences,
+    mean_draws,
     weighted_mean,
 )
 
@@ -294,7 +296,19 @@ def test_an_interval_of_a_fraction_is_wilsons():
 
 def test_an_interval_of_what_cannot_vary_has_no_width():
     assert interval(Draws(0.5, np.full(10, 0.5), 30))[1:] == (0.5, 0.5)
-    assert difference(Draws(0.5, np.full(10, 0.5), 30), Draws(0.5, np.full(10, 0.5), 30)) == (0.0, 0.0, 0.0, 0.5)
+
+
+@pytest.mark.parametrize(("problems", "other"), [(2, 0.994), (3, 0.861), (30, 0.122), (1000, 0.00384)])
+def test_equal_differences_leave_out_problems_that_would_differ(problems, other):
+    """`other`: Wilson's bound on their fraction. The rule of three, 3 / n, is the one-sided bound of many problems."""
+    for equal in (0.0, 0.25, -1.0):
+        of_mean = mean_differences(np.full((problems, 1), equal), range(problems), seed=0)
+        sides = (max(equal, 0.0), max(-equal, 0.0))
+        of_sides = ([mean_draws(np.full(problems, x), range(problems), seed=0)] for x in sides)
+        of_runs = difference_of_runs(*of_sides, same_seeds=True)
+        for value, low, high in ((x[0] for x in of_mean[:3]), of_runs.interval()):
+            assert (value, high - value) == pytest.approx((equal, other * (1 + abs(equal))), rel=0.01)
+            assert low == pytest.approx(2 * equal - high)
 
 
 @pytest.mark.parametrize("problems", [pytest.param(60, id="60"), pytest.param(300, id="300", marks=pytest.mark.slow)])

@@ -38,7 +38,7 @@ from jprm.methods.jobs.score import stored_scale
 from jprm.methods.verify.verifiers import UNDECIDED
 from jprm.score.aggregate import RULES, rank_keys
 from jprm.score.scale import LOG_ODDS, PROBABILITY, PROBABILITY_RULES, Scale
-from jprm.statistics import Difference, group_numbers, interval, jsonable, mean_differences, mean_draws
+from jprm.statistics import TIE, Difference, group_numbers, interval, jsonable, mean_differences, mean_draws
 from jprm.tree import Node, ReasoningTree, chains_of, read_trees, steps_only
 
 DRAWN_SAMPLES = 2**23
@@ -322,7 +322,10 @@ def compare_curves(
     for first in range(0, len(pairs), at_once):
         part = pairs[first : first + at_once]
         columns = [a[name][:, n - 1] - b[other][:, n - 1] for name, other in part]
-        columns_of_pairs = mean_differences(np.concatenate(columns, axis=1), problems, seed).json()
+        less = mean_differences(np.concatenate(columns, axis=1), problems, seed)
+        sure = np.tile(n == 1, len(part)) & (np.abs(less.value) < TIE)  # of one sample all choose the same
+        low, high = (np.where(sure, less.value, end) for end in (less.low, less.high))
+        columns_of_pairs = less._replace(low=low, high=high).json()
         rows += [
             {"a": name, "b": other, "n": n.tolist()}
             | {key: value[i * len(n) : (i + 1) * len(n)] for key, value in columns_of_pairs.items()}

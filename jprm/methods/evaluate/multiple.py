@@ -14,14 +14,9 @@ import numpy as np
 import scipy  # its parts are loaded when they are first used
 from jaxtyping import Bool, Float
 
-from jprm.statistics import TIE, Draws
+from jprm.statistics import TIE, Draws, standard_error
 
 RATE, LEVEL, POWER = 0.05, 0.95, 0.8
-
-
-def standard_error(difference: Draws) -> float:
-    """Returns the standard error of a difference, as used by `jprm.statistics.interval`."""
-    return float(np.nanstd(difference.drawn_R) * math.sqrt(difference.groups / max(difference.groups - 1, 1)))
 
 
 def p_value(difference: Draws) -> float:
@@ -29,7 +24,7 @@ def p_value(difference: Draws) -> float:
 
     If all groups differ by the same amount, the sign test is used, or p is 1 if that amount is 0.
     """
-    error = standard_error(difference)
+    error = float(standard_error(difference))
     if difference.groups < 2 or not np.isfinite(error):
         return math.nan
     if error < TIE:  # all resamples are equal
@@ -56,4 +51,4 @@ def smallest_shown(difference: Draws, level: float = LEVEL, power: float = POWER
     quantiles: Float[np.ndarray, " 2"] = scipy.special.stdtrit(
         max(difference.groups - 1, 1), np.array([(1 + level) / 2, power])
     )
-    return float(quantiles.sum()) * standard_error(difference)
+    return float(quantiles.sum()) * float(standard_error(difference))

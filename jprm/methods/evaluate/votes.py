@@ -153,8 +153,8 @@ def vote_accuracy(
             at_once = max(1, BATCH_BYTES // (8 * 2**size * size * mantissa_PNK.shape[2]))
             of_size = np.flatnonzero(size_P == size)
             for part in np.split(of_size, range(at_once, len(of_size), at_once)):
-                samples = (x[part, :size] for x in (class_PN, mantissa_PNK, exponent_PNK))
-                value_PnK[part] = _enumerated(correct_PC[part], *samples, n_max)
+                class_BN, mantissa_BNK, exponent_BNK = (x[part, :size] for x in (class_PN, mantissa_PNK, exponent_PNK))
+                value_PnK[part] = _enumerated(class_BN, correct_PC[part], mantissa_BNK, exponent_BNK, n_max)
         return Votes(value_PnK, np.zeros(value_PnK.shape[1:]))
     if trials < 2:
         raise ValueError(f"a standard error needs at least 2 trials, not {trials}")
@@ -188,7 +188,7 @@ def _class_correct(class_PN, correct_PN):
     return right_PC / np.maximum(count_PC, 1)
 
 
-def _enumerated(correct_BC, class_BN, mantissa_BNK, exponent_BNK, n_max):
+def _enumerated(class_BN, correct_BC, mantissa_BNK, exponent_BNK, n_max):
     """Returns exact expectations, (B, n_max, K), over all subsets of N samples."""
     size = class_BN.shape[1]
     member_BNC = class_BN[:, :, None] == np.arange(correct_BC.shape[1])
