@@ -22,7 +22,7 @@ from jprm.methods.evaluate.calibration import ece
 from jprm.methods.evaluate.steps import steps_report
 from jprm.methods.evaluate.votes import best_of_n, vote_accuracy
 from jprm.methods.jobs.calibration_map import apply, fit
-from jprm.score.scale import Scale
+from jprm.score.scale import PROBABILITY, Scale
 from jprm.statistics import Draws, auroc, draws, interval, jsonable, weighted_mean
 from jprm.tree import ReasoningTree, with_scores
 
@@ -59,7 +59,7 @@ def trivial(trees: Sequence[ReasoningTree]) -> dict[str, dict[str, Any]]:
     for name, chosen in baselines.of_pools(trees).items():
         key_PN, log_weight_PN = np.full((2, *some_PN.shape), -np.inf)
         key_PN[some_PN] = np.concatenate([part.key_K for part in chosen])
-        log_weight_PN[some_PN] = np.log(np.concatenate([part.weight_K for part in chosen]))
+        log_weight_PN[some_PN] = PROBABILITY.log_weights(np.concatenate([part.weight_K for part in chosen]))
         results[name] = _of_pools(pools, key_PN, log_weight_PN)
     return results
 

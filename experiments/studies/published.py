@@ -137,7 +137,7 @@ def curves(pool: Pool) -> dict[Way, Float[np.ndarray, "P n"]]:
     text = ranked_by_text(trees)
     if text is not None:
         result["text features", "", "best"] = best(np.array([chosen.key_K for chosen in text]))
-        log_weights["text features", "", "vote"] = np.log([chosen.weight_K for chosen in text])
+        log_weights["text features", "", "vote"] = PROBABILITY.log_weights([chosen.weight_K for chosen in text])
     length_PN = np.array([[sum(map(len, s["steps"])) for s in record["samples"]] for record in pool.records])
     result["shortest", "", "best"] = best(-length_PN.astype(float))
     result["one sample", "", "best"] = best_of_n(0.0 * length_PN, pool.correct_PN, valid_PN, size_P, N)

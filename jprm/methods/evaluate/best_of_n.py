@@ -355,7 +355,8 @@ def _curves(
     if pools.class_PN is not None:
         log_weights = {"majority": np.zeros(pools.correct_PN.shape)}
         log_weights |= {f"{rule}.weighted_vote": pools.log_weight[rule] for rule in RULES}
-        log_weights |= {f"{name}.vote": np.log(placed(chosen, "weight_K", 1.0)) for name, chosen in trivial.items()}
+        of_trivial = {f"{name}.vote": placed(chosen, "weight_K", 0.0) for name, chosen in trivial.items()}
+        log_weights |= {name: PROBABILITY.log_weights(weight_PN) for name, weight_PN in of_trivial.items()}
         log_weight_PNK = np.stack(list(log_weights.values()), -1)
         votes = vote_accuracy(
             pools.class_PN, pools.correct_PN, log_weight_PNK, pools.size_P, n_max, trials=trials, seed=seed

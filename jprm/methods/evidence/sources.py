@@ -27,7 +27,8 @@ from jaxtyping import Float
 
 from jprm.io.outputs import digest
 from jprm.io.storage import Given, sha256_of
-from jprm.methods.answers import canonical_answer
+from jprm.methods.answers import canonical_answer, equivalent, number_of
+from jprm.methods.evaluate.votes import answer_classes
 from jprm.methods.jobs.score import identity
 from jprm.methods.verify import verifiers
 from jprm.methods.verify.arithmetic import label_of
@@ -191,8 +192,7 @@ def answers_of(tree: ReasoningTree) -> list[Any]:
     answers = []
     for chain in chains_of(tree):
         leaf = tree.nodes[chain[-1]]
-        recorded = leaf.extra["answer"] if "answer" in leaf.extra else value_of_step(leaf.text)
-        answers.append(canonical_answer(recorded))
+        answers.append(leaf.extra["answer"] if "answer" in leaf.extra else value_of_step(leaf.text))
     return answers
 
 
@@ -200,16 +200,25 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
     """Compares each step with the pool's other samples. NaN for a lone chain, and for trees, since their branches are
     not independent samples.
     """
-    chains, steps, answers = chains_of(tree), texts(tree), answers_of(tree)
+    chains, steps = chains_of(tree), texts(tree)
     others = len(chains) - 1
     if others < 1 or tree.kind != "pool":
         return np.full((len(tree.nodes), len(POOL)), np.nan)
     stated = of_problem(tree.problem)
     values = [[set(results(step)) - stated for step in chain] for chain in steps]  # computed, and not stated
-    counts = collections.Counter(answer for answer in answers if answer is not None)
+    answers = [x.strip() if isinstance(x, str) else canonical_answer(x) for x in answers_of(tree)]
+    class_M = answer_classes(answers).tolist()  # -1 without an answer
+    class_of = dict(zip(answers, class_M, strict=True))
+    sized = [(n[2:], answer) for answer, c in class_of.items() if c >= 0 and (n := number_of(answer))]
+    numeric = [answer for _, answer in sorted(sized, key=lambda x: x[0])]  # plain numbers before % and units
+    counts = collections.Counter(c for c in class_M if c >= 0)
     holds = collections.Counter(value for chain in values for value in set().union(*chain))
     mean_steps = np.mean([len(chain) for chain in steps])
     cache: dict[Any, Rows] = {}
+
+    @functools.cache
+    def class_of_value(value: float | None) -> int:
+        return next((class_of[answer] for answer in numeric if equivalent(answer, value)), -1)
 
     def rows(i: int) -> Rows:
         total, count, lowest, seen, out = 0.0, 0, 1.0, set(), []
@@ -219,11 +228,11 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
                 total, count, lowest = total + share, count + 1, min(lowest, share)
             seen |= values[i][k]
             last = k == len(steps[i]) - 1
-            answer = answers[i] if last else canonical_answer(value_of_step(step))
+            answer = class_M[i] if last else class_of_value(value_of_step(step))
             rest = counts.copy()
-            if answers[i] is not None:
-                rest[answers[i]] -= 1  # the chain itself is no witness
-            share = rest[answer] / others if answer is not None else 0.0
+            if class_M[i] >= 0:
+                rest[class_M[i]] -= 1  # the chain itself is no witness
+            share = rest[answer] / others
             rival = max((n for other, n in rest.items() if other != answer), default=0) / others
             mean = total / count if count else math.nan
             low = lowest if count else math.nan
@@ -232,7 +241,7 @@ def _pool(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
 
     signals = []
     for i in range(len(chains)):
-        key = (steps[i], answers[i])
+        key = (steps[i], class_M[i])
         if key not in cache:
             cache[key] = rows(i)
         signals.append(cache[key])
@@ -346,7 +355,7 @@ SOURCES: dict[str, Source] = {
         of_chains(_form),
         version=2,
     ),
-    "pool": Source("pool", POOL, _each(_pool), needs="pool", version=2),
+    "pool": Source("pool", POOL, _each(_pool), needs="pool", version=3),
     "stored": Source("stored", SCORES, _of_scores(_recorded, PROBABILITY), needs="record", version=2),
     "logprob": Source("logprob", ("by_step", "by_character"), _each(_logprob), needs="record"),
 }

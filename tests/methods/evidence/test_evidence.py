@@ -153,6 +153,21 @@ def test_what_a_pool_says_by_brute_force():
     assert np.isnan(evidence.find("pool").read([tree_of({"problem": "p", "steps": ["1+1=2"]})])[0]).all()
 
 
+def test_pools_count_equivalent_answers_together():
+    """`value_of_step` gives 0.5 for the first steps, and the answers that equal it are spelled in four ways."""
+    spelled = ["0.5", r"\frac{1}{2}", "1/2", "50%", "5 cents", "5 dollars", None, "x+1", "1+x"]
+    chains = [(["1/4 + 1/4 = 0.5", "So."], {"answer": answer}) for answer in spelled]
+    row = evidence.find("pool").read([pool("Count.", *chains)])[0]
+    shares = {answer: row[2 * i : 2 * i + 2, :2].tolist() for i, answer in enumerate(spelled)}
+    for answer in spelled[:4]:  # three others of four, before two of another class
+        assert shares[answer] == [[3 / 8, 1 / 8]] * 2
+    for answer in ("5 cents", "5 dollars"):
+        assert shares[answer] == [[4 / 8, 2 / 8], [0, -4 / 8]]
+    assert shares[None] == [[4 / 8, 2 / 8], [0, -4 / 8]]
+    for answer in ("x+1", "1+x"):
+        assert shares[answer] == [[4 / 8, 3 / 8], [1 / 8, -3 / 8]]
+
+
 @pytest.mark.parametrize("name", ["arithmetic", "numbers", "form"])
 def test_a_row_does_not_depend_on_later_steps(name):
     record = made_pools(3, n=1)[0]
