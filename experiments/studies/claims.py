@@ -168,10 +168,10 @@ Row = dict[str, Any]
 
 def estimated(value_P: Float[np.ndarray, " P"], seed: int, percent: bool = True) -> dict[str, float]:
     """Returns the mean over problems in %, or of differences in points, with its 95 % interval."""
-    measured = mean_differences(100 * np.asarray(value_P)[:, None], np.arange(len(value_P)), seed).json()
-    low, high = measured["low"][0], measured["high"][0]
+    measured = mean_differences(np.asarray(value_P)[:, None], np.arange(len(value_P)), seed).json()
+    value, low, high = (100 * measured[key][0] for key in ("value", "low", "high"))
     low, high = (max(0.0, low), min(100.0, high)) if percent else (low, high)
-    return {"value": measured["value"][0], "low": low, "high": high}
+    return {"value": value, "low": low, "high": high}
 
 
 def votes(pools: Pools, log_weight_PNK: Float[np.ndarray, "P N K"], seed: int) -> Float[np.ndarray, "P n K"]:

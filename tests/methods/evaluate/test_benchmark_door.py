@@ -115,7 +115,7 @@ def test_a_suite_a_table_a_page_and_a_comparison(registered, toy_file, tiny_run,
     assert re.search("<h2[^>]*>Final scores &lt;toy&gt;<", text) and "Mean final score, %" in text
     assert f"final score: {shown} %." in text and f"<b>{shown.partition(' ')[0]}</b>" in text  # the verdict, a tile
     assert "final score: steps before the last" in text
-    assert ">final score</th><td>+0.0 points [+0.0, +0.0]</td>" in text
+    assert ">final score</th><td>+0.0 points [-37.1, +37.1]</td>" in text  # the same model, on 9 problems
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert {name for name in names if not name.startswith("training-")} == {"final_score.svg"}
 
