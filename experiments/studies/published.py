@@ -39,7 +39,7 @@ from jprm.methods.evidence.baselines import ranked_by_text
 from jprm.methods.evidence.fit import PolicyPools, bucket, candidates, choose_verifier, choose_vote, policy_of, right_of
 from jprm.score.aggregate import chain_scores
 from jprm.score.scale import PROBABILITY, RULES
-from jprm.statistics import Draws, auroc, draws, interval, mean_draws, weighted_mean
+from jprm.statistics import Draws, auroc, difference, draws, interval, mean_draws, weighted_mean
 from jprm.tree import tree_of
 
 HERE = pathlib.Path(__file__).parent
@@ -160,9 +160,10 @@ def gain(value_P: np.ndarray, base_P: np.ndarray) -> Draws:
     return mean_draws(100 * (value_P - base_P), np.arange(len(value_P)), seed=0)
 
 
-def text_of(difference: Draws, sign: bool = True) -> str:
+def text_of(points: Draws, sign: bool = True) -> str:
     """Returns a difference in points with its interval."""
-    value, low, high = (float(x) for x in interval(difference, fraction=False))
+    of_fractions = difference(Draws(points.value / 100, points.drawn_R / 100, points.groups))
+    value, low, high = (100 * float(x) for x in of_fractions[:3])
     return f"{value:+.1f} [{low:.1f}, {high:.1f}]" if sign else f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
 
