@@ -466,25 +466,25 @@ def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
     return (tree for _, tree in _read(path, reject_with("stop", None)))
 
 
-def check_id(record: Mapping[str, Any], where: str, number: int, first_of: dict[str, int]) -> None:
-    """Raises RecordError if an earlier line has the record's id; `first_of` maps ids to first lines."""
+def check_id(record: Mapping[str, Any], where: str, place: str, first_of: dict[str, str]) -> None:
+    """Raises RecordError if another place has the record's id; `first_of` maps ids to places, e.g. `line 3`."""
     if isinstance(record.get("id"), str | int):
-        first = first_of.setdefault(json.dumps(record["id"]), number)
-        if first != number:
-            reason = f"{record['id']!r} is the id of line {first} too"
+        first = first_of.setdefault(json.dumps(record["id"]), place)
+        if first != place:
+            reason = f"{record['id']!r} is the id of {first} too"
             raise RecordError(where, "id", reason, "Make ids unique, or remove one of the two lines.")
 
 
 def _read(
     path: str | os.PathLike, reject: Callable[[bytes, RecordError], None]
 ) -> Iterator[tuple[dict[str, Any], ReasoningTree]]:
-    first_of: dict[str, int] = {}
+    first_of: dict[str, str] = {}
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
             record = parse(line, where)
             tree = tree_of(record, where)
-            check_id(record, where, number, first_of)
+            check_id(record, where, f"line {number}", first_of)
         except RecordError as error:
             reject(line, error)
         else:

@@ -331,7 +331,7 @@ def _write(
     problems: Collection[str] | None,
     console: rich.console.Console,
 ) -> PrepareReport:
-    tally = _Tally(request, problems)
+    tally, first_of = _Tally(request, problems), {}
     megabytes = sum(stamp_of(path)["bytes"] for path in files) / 1e6
 
     def records(rejects: Rejects, bar: Bar) -> Iterator[tuple[str, Record]]:
@@ -348,6 +348,7 @@ def _write(
                 on_drop=lambda reason: tally.dropped.update([reason]),
                 on_left_out=lambda left: tally.left_out.update({left.what: left.count}),
                 on_bytes=advance,
+                first_of=first_of,
                 **request.options,
             )
             for key, record in read:

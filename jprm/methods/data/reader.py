@@ -30,7 +30,7 @@ from jprm.io.outputs import check_input
 from jprm.io.storage import path_of
 from jprm.methods.data.cells import OTHER_FILE, TextRow, holds, take
 from jprm.options import OptionError, described, from_json
-from jprm.tree import ReasoningTree, RecordError, tree_of
+from jprm.tree import ReasoningTree, RecordError, check_id, tree_of
 
 __all__ = ["Reader", "Record", "choose", "others", "read_items", "take", "until_error"]
 
@@ -76,6 +76,7 @@ class Reader:
         file.
       columns: options -> dotted paths, e.g. `doc.labels`. At least one item of a file must have each; without this
         check a misspelt optional column would be null everywhere.
+      unique_ids: the items are jprm's own records, whose ids must differ, as in every file that `jprm score` reads.
     """
 
     parse: Callable[[Any, str, Any], Iterator[Record | LeftOut]]
@@ -85,6 +86,7 @@ class Reader:
     items: Callable[[str | os.PathLike], Iterator[tuple[int, bytes]]] | None = None
     whole: bool = False
     columns: Callable[[Any], Iterable[str]] = lambda options: ()
+    unique_ids: bool = False
 
     def read(
         self,
@@ -96,6 +98,7 @@ class Reader:
         on_left_out: Callable[[LeftOut], None] = lambda part: None,
         on_bytes: Callable[[int], None] = lambda count: None,
         split: str | None = None,
+        first_of: dict[str, str] | None = None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
         """Yields (unique key, valid record) for every item of a file, in order.
@@ -108,6 +111,7 @@ class Reader:
           on_left_out: called with each `LeftOut` of an accepted item.
           on_bytes: called with the size of each item, for progress.
           split: the list to read if the file holds several splits.
+          first_of: the ids of records in earlier files with their places, to which this file's are added.
           options: fields of `self.options`.
 
         Raises:
@@ -117,9 +121,10 @@ class Reader:
         chosen = choose(self.options, options)
         reject = jsonl.reject_with(on_error, rejects)
         items = self.items or functools.partial(read_items, split=split)
-        return self._read(items(path), path, chosen, reject, on_drop, on_left_out, on_bytes)
+        ids = {} if first_of is None else first_of
+        return self._read(items(path), path, chosen, reject, ids, on_drop, on_left_out, on_bytes)
 
-    def _read(self, items, path, options, reject, on_drop, on_left_out, on_bytes) -> Iterator[tuple[str, Record]]:
+    def _read(self, items, path, options, reject, ids, on_drop, on_left_out, on_bytes) -> Iterator[tuple[str, Record]]:
         readers: dict[tuple[str, ...], list[str]] = {}  # by the keys of refused items
         absent, where = set(self.columns(options)), ""
         for number, raw, lines in self._whole(items):
@@ -134,6 +139,8 @@ class Reader:
                 records = [record for record in parsed if not isinstance(record, LeftOut)]
                 for record in records:
                     check_record(record, where)
+                    if self.unique_ids:
+                        check_id(record, where, where, ids)
             except RecordError as error:
                 reject(raw, _with_readers(error, values, readers) if error.remedy == OTHER_FILE else error)
             except Dropped as drop:

@@ -83,7 +83,7 @@ def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
 
 
 COLUMNS = Reader(parse_columns, ColumnOptions, columns=optional_columns)
-JSONL = Reader(parse_record)
+JSONL = Reader(parse_record, unique_ids=True)
 POOLS = Reader(parse_pool, PoolOptions)
 TRL = Reader(parse_stepwise)
 TEXT = Reader(parse_text, TextOptions)

@@ -138,7 +138,7 @@ def read_problems(
     """
     reject = reject_with(on_error, rejects)
     count(path)  # not empty
-    first_of: dict[str, int] = {}
+    first_of: dict[str, str] = {}
     for number, line in read_lines(path):
         where = f"{os.fspath(path)}:{number}"
         try:
@@ -151,7 +151,7 @@ def read_problems(
                 raise RecordError(where, "problem", f"is absent; the record has {has}", fix)
             known = {"problem": entry.get("problem"), "answer": entry.get("answer"), "steps": ["-"]}
             tree = tree_of(known, where)
-            check_id(entry, where, number, first_of)
+            check_id(entry, where, f"line {number}", first_of)
             if isinstance(entry.get("system"), str) and entry["system"].strip():
                 reason = "is a system message, and a policy's prompt is set by its own file"
                 raise RecordError(where, "system", reason, "Write it into the policy's `prompt`, and remove it here.")

@@ -23,7 +23,7 @@ from jprm.methods.data.overlap import Texts, normalise, problems_in
 from jprm.methods.data.prepare import fetch, prepare
 from jprm.methods.data.readers import find
 from jprm.methods.policy.protocol import read_problems
-from jprm.tree import RecordError, tree_of
+from jprm.tree import RecordError, read_records, tree_of
 
 PRM800K = {"human_written": "positive", "control_questions": "drop"}
 
@@ -106,7 +106,7 @@ def test_a_record_in_two_benchmarks_counts_for_both_and_once(tmp_path, console):
 
 def test_skip_keeps_the_rejects_beside_the_records(tmp_path, console):
     first = lines(tmp_path / "1.jsonl", chain("p", id=1), chain("q", labels=[1, 2]))
-    second = lines(tmp_path / "2.jsonl", chain("r", id=1))
+    second = lines(tmp_path / "2.jsonl", chain("r", id=2))
     tail = b'{"problem": "cut off'
     first.write_bytes(first.read_bytes() + b"\xff\n" + tail)
     report = prepare("jsonl", [first, second], tmp_path / "out", on_error="skip", console=console)
@@ -116,6 +116,25 @@ def test_skip_keeps_the_rejects_beside_the_records(tmp_path, console):
     assert (report.read, report.kept, report.rejected) == (5, 2, 3)
     assert [reason.split(": ")[0] for reason in report.reasons] == [f"{first}:{n}" for n in (2, 3, 4)]
     assert "labels[1]: is 2" in console.export_text()
+
+
+@pytest.mark.parametrize("ids", [[[1, 2, 1]], [[1, 2], [3, 1]], [["a", "a"]]], ids=["line", "file", "text"])
+def test_repeated_ids_are_refused_as_by_score(tmp_path, console, ids):
+    files = [
+        lines(tmp_path / f"{i}.jsonl", *(chain(f"{i} {j}", id=x) for j, x in enumerate(of_file)))
+        for i, of_file in enumerate(ids)
+    ]
+    last = f"{files[-1]}:{len(ids[-1])}: id: {ids[-1][-1]!r} is the id of {files[0]}:1 too"
+    refused(RecordError, last, prepare, "jsonl", files, tmp_path / "out", console=console)
+    report = prepare("jsonl", files, tmp_path / "out", on_error="skip", console=console)
+    assert (report.kept, report.rejected) == (sum(map(len, ids)) - 1, 1)
+    assert len(list(read_records(tmp_path / "out"))) == report.kept
+
+
+def test_ids_of_several_types_and_absent_ones_do_not_repeat(tmp_path, console):
+    records = [chain(str(i), **about) for i, about in enumerate([{"id": 1}, {"id": "1"}, {}, {}, {"id": None}])]
+    source = lines(tmp_path / "s.jsonl", *records)
+    assert prepare("jsonl", [source], tmp_path / "out", console=console).kept == 5
 
 
 def test_rejects_are_counted_by_their_reason(tmp_path, console):
