@@ -313,7 +313,7 @@ class Part:
         return self.sums(self.packed().rows)
 
     def apart(self, sums: tuple[dict[str, Any], Any]) -> float:
-        """Returns the difference from the whole trees' sums: gradient, and metrics that packing cannot change."""
+        """Returns the largest difference from the whole trees' gradient and metrics (if packing cannot change them)."""
         (values, gradient), (expected, expected_gradient) = sums, self.whole
         named = [{name: x for name, x in each.items() if name not in OF_A_BATCH} for each in (values, expected)]
         alone = [difference(x, y) for x, y in zip(*map(dict.values, named), strict=True)]

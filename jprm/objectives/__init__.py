@@ -56,7 +56,7 @@ class OfSteps:
 
     @property
     def pairs(self) -> bool | str:
-        """True if it compares alternatives, "problem" for all steps of a tree. Training logs pairs that splits lose."""
+        """True if it compares alternatives, "problem" if all steps of a tree. Training logs pairs that splits lose."""
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:

@@ -144,7 +144,7 @@ class Topology:
 
 
 def names() -> dict[str, list[str]]:
-    """Returns slice names by chip kind."""
+    """Returns the names of slices by chip kind, e.g. {"v5p": ["v5p-8", ...]}."""
     return {
         kind: [f"{kind}-{count * (2 if chip.cores_named else 1)}" for count in _shapes(chip)]
         for kind, chip in CHIPS.items()

@@ -78,7 +78,7 @@ _AND = re.compile(r"\s*(?:,\s*)?(?:and|or)\s+(?=[$\\\d(\[+\-−√π½]|[a-zA-Z]
 
 
 def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
-    """Returns the first number, formula or words, their kind, and the position where they end."""
+    """Returns the first number, formula, choice or words, their kind ("" if there are none), and where they end."""
     at = m.end() if (m := _FILLER.match(text)) else 0
     choice = re.match(
         r"\(?([A-J])\s*[).:]+\s+(?=\S)|\(([A-Ja-j])\)(?=\W|\Z)|([A-J])(?=[\s]*(?:[.,;!:]\s|[.,;!]?\Z|\n|-\s|–|\s\(\d+\)))",

@@ -52,7 +52,10 @@ FLUSH_SECONDS = 1.0
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
-    """Labels a file with Monte Carlo values. A repeated call continues from the file of rollouts."""
+    """Labels a file with Monte Carlo values; returns counts, e.g. of tokens.
+
+    A repeated call continues from the file of rollouts.
+    """
     if turns := turns_of(policy):
         config = dataclasses.replace(config, verifier="outcome")  # the environment rewards its own episodes
     _check(input, output, rollouts, config.verifier)

@@ -234,7 +234,7 @@ grouped.defvjp(lambda *arrays: (grouped(*arrays), arrays), _grouped_backward)
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
-    """Returns the sizes by the letters of the weights' shapes."""
+    """Returns {letter in weight shapes: size}, e.g. E for the number of experts."""
     c = config.experts
     return {"D": config.width, "N": c.count, "E": c.count, "F": c.width, "S": c.shared_width, "U": 1}
 

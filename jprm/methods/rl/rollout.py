@@ -323,7 +323,7 @@ _near = jax.jit(log_probabilities, static_argnums=(1, 3))
 
 
 def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
-    """Yields the groups in `count` parts of equal size; the last parts may be smaller."""
+    """Yields the groups in `count` parts of equal size; the last parts may be smaller or empty."""
     size = -(-len(groups) // count)
     for first in range(0, count * size, size):
         yield groups[first : first + size]

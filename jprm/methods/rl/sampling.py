@@ -92,7 +92,7 @@ class SampleSource:
         return sample_episodes(self.policy, *self._world, records, n, seed=seed, update=update)
 
     def judged(self, update: int, drawn: Sequence[Sequence[Rollout]]) -> list[Group]:
-        """Returns an update's groups."""
+        """Returns an update's groups: its samples with rewards and, if there is a PRM, step scores."""
         problems, floor = self.problems, self.config.guards.floor
         return rollout.judged(problems.chosen(update), drawn, problems.verifier, floor, self.prm)
 

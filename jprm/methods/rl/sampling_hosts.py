@@ -154,7 +154,7 @@ class SamplingHosts:
 
 @contextlib.contextmanager
 def ending() -> Iterator[Callable[[Any], None]]:
-    """Ends the sampling hosts with the learners. Yields a function for the learners' result; errors are passed on."""
+    """Ends the sampling hosts after the block, with its error or the result that it gives to the yielded function."""
     results: list[Any] = []
     try:
         yield results.append

@@ -339,7 +339,10 @@ def _combined(kind: str, values: Sequence[Any], reading: Mapping[str, Any]) -> A
 
 
 def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
-    """Returns the least and greatest value, if each suspect decimal may be any number that rounds to it."""
+    """Returns the least and greatest value, if each suspect decimal may be any number that rounds to it.
+
+    Raises Unread for roots, pi and symbols, and ZeroDivisionError if a divisor may be 0.
+    """
     if node[0] == "num":
         half = Fraction(1, 2 * 10 ** node[2]) if node[3] else Fraction(0)
         return node[1] - half, node[1] + half
