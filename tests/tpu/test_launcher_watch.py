@@ -68,7 +68,8 @@ ENDS = {  # what the starts do, files and settings; the watch's status, how ofte
     "finished": (["slow"], {}, {}, 0, {"create": 1, "scp": 1}, [2]),
     "refused": (["2"], {}, {}, 2, {"create": 1}, [1, 2]),
     "starts that bring nothing": (["1", "7"], {}, {}, 7, {"create": 1}, [1, 2, 3, 4]),
-    "a reboot, and a launch": (["reboot", "0"], {}, {}, 0, {"create": 1}, [4]),
+    # One more where the first host has ended again before the second reboots.
+    "a reboot, and a launch": (["reboot", "0"], {}, {}, 0, {"create": 1}, [4, 5]),
     "preempted, and another slice": (["preempt", "0"], {}, {}, 0, {"create": 2}, [3, 4]),
     "describe fails twice": (["slow"], {"fail-describe": f"\n\n{GONE * 2}"}, {}, 0, {"create": 1, "scp": 1}, [2]),
     "delete fails twice": (["0"], {"fail-delete": GONE * 2}, {}, 0, {"delete": 3}, [2]),
