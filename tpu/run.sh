@@ -88,6 +88,7 @@ while true; do
   before=$(newest)
   "${command[@]}" >&8 2>&1 8>&- 9>&- &
   child=$!
+  [ "$stopped" = 0 ] || kill -TERM "$child" # the signal came before there was a child
   wait "$child"; status=$?
   while kill -0 "$child" 2> /dev/null; do wait "$child"; status=$?; done # a signal ends the first wait
   child=0
