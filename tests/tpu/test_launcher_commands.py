@@ -33,7 +33,9 @@ if "describe" in sys.argv:
 def called(tmp_path):
     """Returns a function that runs a launcher in a copy of the checkout, and returns the calls of its commands."""
     for folder in ("tpu", "experiments"):
-        shutil.copytree(REPOSITORY / folder, tmp_path / "checkout" / folder, ignore=shutil.ignore_patterns("*/*"))
+        shutil.copytree(
+            REPOSITORY / folder, tmp_path / "checkout" / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (tmp_path / "bin").mkdir()
     for name in REFERENCES:
         (tmp_path / "bin" / name).write_text(STAND_IN)
