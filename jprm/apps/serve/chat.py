@@ -143,6 +143,8 @@ async def _events(
             else:
                 state.cancel()
         answer = ended.result()
+        while not progress.empty():  # what came with the end
+            yield chunk({}, search=progress.get_nowait())
     except Refusal as refusal:
         yield event(refusal.content)
         return
