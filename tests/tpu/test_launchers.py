@@ -362,3 +362,16 @@ def test_a_host_passes_sigterm_on_and_waits_for_the_save(host):
     os.kill(int((folder / "jprm-run.pid").read_text()), signal.SIGTERM)
     out, _ = child.communicate(timeout=300)
     assert child.returncode == 143 and "saved" in out and len(calls(folder)) == 1
+
+
+def test_a_sigterm_that_comes_before_the_start_ends_it(host, monkeypatch):
+    """While tpu/run.sh looks for the newest checkpoint there is no process yet that the signal could be passed on to."""
+    folder, start = host
+    find = folder / "bin" / "find"
+    find.parent.mkdir()
+    find.write_text('#!/bin/sh\nkill -TERM "$(cat "$TMPDIR/jprm-run.pid")"\n')
+    find.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{find.parent}:{os.environ['PATH']}")
+    child = start("wait")
+    child.communicate(timeout=300)
+    assert child.returncode == 143
