@@ -1,5 +1,6 @@
 """/v1/chat/completions: what a search finds, for OpenAI's client; progress, budgets, and the conformal filter."""
 
+import concurrent.futures
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from toy_policy import Markov
 from toy_search import Script, Table
 
 from jprm.apps.serve.app import make_app
+from jprm.apps.serve.call import Writer
 from jprm.apps.serve.chat import _Scores
 from jprm.methods.jobs.score import identity
 from jprm.methods.policy.protocol import Problem
@@ -61,8 +63,18 @@ def test_the_answer_is_the_searchs(engine, method, asked):  # noqa: F811
     assert choice["finish_reason"] == "stop" and answer["usage"]["completion_tokens"] == result["policy_tokens"]
 
 
-def test_a_stream_has_progress_and_then_the_answer(engine):  # noqa: F811
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stream_has_progress_and_then_the_answer(engine, monkeypatch, late):  # noqa: F811
+    """Also where the event loop goes on only when the search has ended."""
     whole = ask(engine, search={"method": "beam", "budget": 2000}).json()
+    run = Writer.run
+
+    def ended(*arguments):
+        future = run(*arguments)
+        concurrent.futures.wait([future] if late else [])
+        return future
+
+    monkeypatch.setattr(Writer, "run", ended)
     got = ask(engine, search={"method": "beam", "budget": 2000}, stream=True, stream_options={"include_usage": True})
     events = [line.removeprefix("data: ") for line in got.text.splitlines() if line]
     assert events[-1] == "[DONE]"
