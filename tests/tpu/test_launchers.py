@@ -365,7 +365,7 @@ def test_a_host_passes_sigterm_on_and_waits_for_the_save(host):
 
 
 def test_a_sigterm_that_comes_before_the_start_ends_it(host, monkeypatch):
-    """While tpu/run.sh looks for the newest checkpoint there is no process yet that the signal could be passed on to."""
+    """While tpu/run.sh looks for the newest checkpoint no process is there yet to pass the signal on to."""
     folder, start = host
     find = folder / "bin" / "find"
     find.parent.mkdir()
