@@ -20,9 +20,10 @@ def wait_for(capsys, wanted, seconds=300):
 
 def test_a_log_gets_a_line_a_minute_while_nothing_is_done(monkeypatch, capsys):
     monkeypatch.setattr(Bar, "EVERY_S", 0.02)
+    line = "mine: 0 of 40, compiling\n"
     with Bar("mine", 40, note="compiling"):
-        assert wait_for(capsys, "\n").startswith("mine: 0 of 40, compiling\n")  # before the first step
-        assert "mine: 0 of 40, compiling\n" in wait_for(capsys, "\n")  # again, after a minute
+        assert wait_for(capsys, line).startswith(line)  # before the first step
+        assert line in wait_for(capsys, line)  # again, after a minute
 
 
 def test_a_short_command_prints_its_last_line_alone(capsys):
