@@ -31,7 +31,7 @@ class Browser:
         self.url = f"http://127.0.0.1:{match[1]}"
         options = {"binary": chromium, "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                                                 "--disable-dev-shm-usage", "--force-color-profile=srgb"]}  # fmt: skip
-        wanted = {"alwaysMatch": {"goog:chromeOptions": options,
+        wanted = {"alwaysMatch": {"goog:chromeOptions": options, "timeouts": {"script": 300_000, "pageLoad": 300_000},
                                   "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}}  # fmt: skip
         session = self.call("POST", "/session", {"capabilities": wanted})["sessionId"]
         self.url += f"/session/{session}"
@@ -78,6 +78,7 @@ class Browser:
         self.cdp(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=False
         )
+        self.wait(f"return innerWidth === {width} && innerHeight === {height}")
 
     def schemes(self):
         """A page's two colour schemes, one after the other."""

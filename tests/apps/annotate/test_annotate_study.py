@@ -136,7 +136,7 @@ def test_the_pages_are_seen_in_a_browser(browser, tmp_path):
         browser.size(1000, 760)
         requests_of(browser), browser.logs("browser")
         browser.open(f"http://127.0.0.1:{port}/#ana")
-        browser.wait("return !document.getElementById('chain').hidden", 20)
+        browser.wait("return !document.getElementById('chain').hidden")
         browser.press("3", "1", "w")
         browser.press(*"So 7.")
         browser.run(
@@ -144,13 +144,13 @@ def test_the_pages_are_seen_in_a_browser(browser, tmp_path):
             " () => { window.focused = document.activeElement.tagName })"
         )
         browser.chord(CONTROL, ENTER)
-        browser.wait("return document.getElementById('own').innerText.includes('So 7.')", 20)
+        browser.wait("return document.getElementById('own').innerText.includes('So 7.')")
         assert browser.run("return window.focused") == "BODY"  # the next key is the page's
         browser.press(ENTER)
-        browser.wait("return document.getElementById('problem').textContent === 'Problem 4?'", 20)
-        browser.wait("return document.getElementById('stored').textContent === 'all stored'", 20)
+        browser.wait("return document.getElementById('problem').textContent === 'Problem 4?'")
+        browser.wait("return document.getElementById('stored').textContent === 'all stored'")
         browser.open(f"http://127.0.0.1:{port}/study")
-        browser.wait("return document.querySelectorAll('#annotators tr').length > 5", 20)
+        browser.wait("return document.querySelectorAll('#annotators tr').length > 5")
         assert browser.run("return document.getElementById('progress-text').textContent").startswith("1 of 2")
         assert "working" in browser.run("return document.getElementById('annotators').innerText")
         assert browser.logs("browser") == []
@@ -171,7 +171,7 @@ def test_axe_finds_no_violation_on_the_page_of_the_study(browser, tmp_path):
         for scheme in browser.schemes():
             browser.size(640, 500, 2)  # 1280 pixels at a zoom of 200 %
             browser.open(f"http://127.0.0.1:{port}/study")
-            browser.wait("return document.querySelectorAll('#annotators tr').length > 5", 20)
+            browser.wait("return document.querySelectorAll('#annotators tr').length > 5")
             assert browser.axe() == [], scheme
         browser.open("about:blank")
 
