@@ -368,8 +368,10 @@ def settled(page, condition="true"):
 
 
 def focus_box_and_score(page):
+    """Until the answer is there: it takes the focus out of the box, and until then keys are typed into it."""
     page.run("document.getElementById('response').focus()")
     page.chord(CONTROL, ENTER)
+    page.wait("return document.activeElement.classList.contains('step')")
 
 
 def test_an_edited_step_is_in_the_box_and_scoring_again_keeps_it(page):
@@ -436,7 +438,7 @@ def test_a_record_in_the_box_stays_a_record(page):
 def test_the_keyboard_goes_from_the_box_to_the_weakest_step(page):
     example(page)
     focus_box_and_score(page)
-    settled(page, "document.activeElement.classList.contains('step')")
+    settled(page)
     assert "29" in page.run("return document.activeElement.querySelector('.text').textContent")
     text = box(page)
     page.run("document.getElementById('response').focus()")
