@@ -10,7 +10,7 @@ from jprm.apps.cli.fleets import run_shards
 def cluster():
     """A Ray cluster of this machine with two processes."""
     ray = pytest.importorskip("ray", reason="needs the extra `ray`")
-    ray.init(num_cpus=2, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
+    ray.init("local", num_cpus=2, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     yield ray
     ray.shutdown()
 
