@@ -82,7 +82,8 @@ def test_the_notebook_runs(smollm2_gguf):
                           ("nbformat", "nbclient"))  # fmt: skip
     pytest.importorskip("ipykernel", reason="needs ipykernel: the extra `test-notebook`")
     notebook = nbformat.read(TOUR, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(TOUR.parent)}}).execute()
+    place = {"metadata": {"path": str(TOUR.parent)}}
+    nbclient.NotebookClient(notebook, timeout=600, startup_timeout=600, resources=place).execute()
     said = ["".join(out.get("text", "") for out in cell.get("outputs", ())) for cell in notebook.cells]
     images = [out for cell in notebook.cells for out in cell.get("outputs", ()) if "image/png" in out.get("data", {})]
     assert len(images) == 1
