@@ -48,7 +48,7 @@ def word_starts():
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     # No further letters: of equally frequent ones the trainer would take other ones in each process.
-    alphabet = list("abcdefghijklmnopqrstuvwxyz .\n0123456789")
+    alphabet = list("abcdefghijklmnopqrstuvwxyz▁.\n0123456789")
     trainer = trainers.BpeTrainer(
         vocab_size=420, initial_alphabet=alphabet, limit_alphabet=len(alphabet),
         special_tokens=["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256))], show_progress=False,
