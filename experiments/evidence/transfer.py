@@ -72,8 +72,9 @@ def testing(problem: str) -> bool:
 
 def summary(gain_P: np.ndarray, problems: Sequence[str]) -> dict:
     """Returns a mean in points with its 95 % interval over problems."""
-    difference = mean_differences(100 * gain_P[:, None], problem_ids(problems).tolist(), 0)
-    return {key: round(float(np.asarray(value)[0]), 2) for key, value in difference._asdict().items()}
+    less = mean_differences(gain_P[:, None], problem_ids(problems).tolist(), 0)
+    points = {key: round(100 * float(value[0]), 2) for key, value in less._asdict().items()}
+    return points | {"better": round(float(less.better[0]), 2)}
 
 
 def with_only(policy: PolicyPools, columns: np.ndarray) -> PolicyPools:
