@@ -209,6 +209,6 @@ def test_a_worker_imports_nothing_of_the_current_folder(tmp_path, monkeypatch):
         (tmp_path / name).write_text(EVIL.format(marker=str(tmp_path / "code has run")))
     monkeypatch.chdir(tmp_path)
     worker = Worker("jprm.methods.formats.chat_template")
-    worker.ask({}, 60)
+    worker.ask({}, 300)
     worker._idle.pop().stop()
     assert not (tmp_path / "code has run").exists()
