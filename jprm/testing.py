@@ -234,10 +234,10 @@ class Part:
         objectives.check(self.objective, self.task)
         self.layout = native_layout(load_tokenizer(str(folder), self.model.vocab_size))
         self.trees = list(trees) or random_trees(experiment)
-        own = functools.partial(
+        native = functools.partial(
             token_tree, layout=self.layout, supervise=data.supervise, extras=data.extras, weight=data.weight
         )
-        self.token_trees = list(map(tokenise or own, self.trees))
+        self.token_trees = list(map(tokenise or native, self.trees))
         sizes = [len(tree.tokens_N) for tree in self.token_trees]
         self.tokens = padded_size(min(sum(sizes), 2 * max(sizes)), 64)  # two trees share a row
         self.longest = max(map(longest_chain, self.token_trees))
@@ -305,8 +305,8 @@ class Part:
         """Returns summed loss, count and metrics, and their gradients, as host arrays."""
         params, mesh = self.placed_on_one if mesh is None else self.placed(mesh), mesh or self.mesh
         with jax.set_mesh(mesh):
-            each = [sums_of(self.objective, self.task, params, put_rows(rows, mesh)) for rows in self.batches(rows)]
-        return jax.tree.map(lambda *xs: sum(np.asarray(x, np.float64) for x in xs), *each)
+            totals = [sums_of(self.objective, self.task, params, put_rows(rows, mesh)) for rows in self.batches(rows)]
+        return jax.tree.map(lambda *xs: sum(np.asarray(x, np.float64) for x in xs), *totals)
 
     @functools.cached_property
     def whole(self) -> tuple[dict[str, Any], Any]:
@@ -315,7 +315,7 @@ class Part:
     def apart(self, sums: tuple[dict[str, Any], Any]) -> float:
         """Returns the largest difference from the whole trees' gradient and metrics (if packing cannot change them)."""
         (values, gradient), (expected, expected_gradient) = sums, self.whole
-        named = [{name: x for name, x in each.items() if name not in OF_A_BATCH} for each in (values, expected)]
+        named = [{name: x for name, x in metrics.items() if name not in OF_A_BATCH} for metrics in (values, expected)]
         alone = [difference(x, y) for x, y in zip(*map(dict.values, named), strict=True)]
         return max(*alone, difference(gradient, expected_gradient))
 
@@ -426,12 +426,12 @@ def random_trees(experiment: Experiment, count: int = 3, nodes: int = 6) -> list
     def tree() -> ReasoningTree:
         parents = [-1, -1, *(int(rng.integers(-1, i)) for i in range(2, nodes))]
         ends = [i for i in range(nodes) if i not in parents]
-        made = [
+        drawn = [
             Node(parent, word(), float(rng.choice(labels)), correct=bool(ends.index(i) % 2) if i in ends else None,
                  extra={name: float(rng.integers(2)) for name in extras if rng.random() < 0.8})
             for i, parent in enumerate(parents)
         ]  # fmt: skip
-        return ReasoningTree(word(), tuple(made), semantics=target.labels)
+        return ReasoningTree(word(), tuple(drawn), semantics=target.labels)
 
     return [tree() for _ in range(count)]
 
@@ -593,8 +593,8 @@ def _exported(part: Part) -> float:
         config = dataclasses.replace(base.model_config(out, head=part.model.head), attention=part.model.attention)
         with jax.set_mesh(part.mesh):
             actual = _policy_logits(part, base.load_language_model(out, config), config, part.mesh)
-            own = base.load_language_model(str(folder), part.model)
-        return difference(actual, _policy_logits(part, own, part.model, part.mesh))
+            trained = base.load_language_model(str(folder), part.model)
+        return difference(actual, _policy_logits(part, trained, part.model, part.mesh))
     score = load_model(folder).outputs_of(part.trees)
     again = load_model(out).outputs_of(part.trees)
     return max(difference(b[name], a[name]) for a, b in zip(score, again, strict=True) for name in a)

@@ -305,8 +305,8 @@ def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) 
     If a record has `classes`, with a name, a list of names or None per step, the number is whether the step has the
     class. `absent` replaces a missing number; errors name the option `field`.
     """
-    own, output = ("score", "label"), key.removeprefix("outputs.")
-    values = [x.extra.get(key, getattr(x, key) if key in own else x.outputs.get(output)) for x in tree.nodes]
+    fields, output = ("score", "label"), key.removeprefix("outputs.")
+    values = [x.extra.get(key, getattr(x, key) if key in fields else x.outputs.get(output)) for x in tree.nodes]
     absent_everywhere = values and all(value is None for value in values)
     if absent_everywhere and field == "extras" and "classes" in tree.extra:
         classes = tree.extra["classes"]

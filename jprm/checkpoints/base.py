@@ -118,11 +118,11 @@ def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:
     module, place = _opened(path)
     if module is None:
         head = read(place / RUN).model.head
-        own = repr(head) if find(head).channels else ""
+        reward_head = repr(head) if find(head).channels else ""
     else:
-        own = next(filter(module.open_tensors(place).__contains__, SCORE_HEADS), "")
-    if own:
-        raise ValueError(f"{place}: its head is {own}, so it is a reward model. Give a language model")
+        reward_head = next(filter(module.open_tensors(place).__contains__, SCORE_HEADS), "")
+    if reward_head:
+        raise ValueError(f"{place}: its head is {reward_head}, so it is a reward model. Give a language model")
     return module, place
 
 

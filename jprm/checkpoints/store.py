@@ -251,8 +251,8 @@ def _record(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ra
     objective = source(experiment.objective, workdir)
     parts: dict[str, Any] = dict(own_parts(experiment.model))
     named = {"optimizer.name": experiment.optimizer.name, "optimizer.decay": experiment.optimizer.decay}
-    own = {field: name for field, name in (named | {"data.mixture": experiment.data.mixture}).items() if ":" in name}
-    parts |= {field: find_part(str(name), {}, field, files=True) for field, name in own.items()}
+    custom = {field: name for field, name in (named | {"data.mixture": experiment.data.mixture}).items() if ":" in name}
+    parts |= {field: find_part(str(name), {}, field, files=True) for field, name in custom.items()}
     keep_digests(workdir, {name: digest(part) for name, part in parts.items()} | digests)
     modules = {field: sys.modules[name.rpartition(":")[0]] for field, name in own_names(experiment.model).items()}
     copies = {f"{field}.py": text_of_module(module) for field, module in modules.items()}
@@ -307,14 +307,14 @@ def data_digests(places: Mapping[str, Place]) -> dict[str, str]:
             return digest(place.contents())
         return {str(file.relative_to(place)): file.stat().st_size for file in place.files()}
 
-    found: dict[str, Any] = multihost.first(
+    contents: dict[str, Any] = multihost.first(
         lambda: {name: listed(place) for name, place in places.items() if place.exists()}
     )
-    files = [(name, *file) for name, of in found.items() if isinstance(of, dict) for file in of.items()]
+    files = [(name, *file) for name, x in contents.items() if isinstance(x, dict) for file in x.items()]
     hashed = lambda part: [sha256_of(places[name] / file) for name, file, _ in part]  # noqa: E731
     for (name, file, _), checksum in zip(files, multihost.spread(hashed, files, [x[2] for x in files]), strict=True):
-        found[name][file] = checksum
-    return {name: digest(list(map(list, of.items()))) if isinstance(of, dict) else of for name, of in found.items()}
+        contents[name][file] = checksum
+    return {name: digest(list(map(list, x.items()))) if isinstance(x, dict) else x for name, x in contents.items()}
 
 
 def _check_tokenizer(workdir: Place, tokenizer: Tokenizer, path: str) -> None:

@@ -457,6 +457,6 @@ def with_settings(words: Sequence[str], *configs: Any) -> Any:
         raise ValueError(f"--set {error}") from None
     names = [[field.name for field in dataclasses.fields(config)] for config in configs]
     return [
-        dataclasses.replace(config, **{name: values[name] for name in values if name in own})
-        for config, own in zip(configs, names, strict=True)
+        dataclasses.replace(config, **{name: values[name] for name in values if name in fields})
+        for config, fields in zip(configs, names, strict=True)
     ]

@@ -243,7 +243,7 @@ class Fields:
         """Returns 0 if the field is null or absent."""
         return self.number(name) if self.has(name) else 0.0
 
-    def of(self, name: str) -> Fields:
+    def nested(self, name: str) -> Fields:
         """Returns the fields of an object inside, or no fields if it is null or absent."""
         return Fields(self.path, self.fields.get(name) or {}, f"{name}.")
 
@@ -292,7 +292,7 @@ def values_of(fields: Fields, family: Family) -> dict[str, Any]:
 
 def _rotary_dim(fields: Fields, head_dim: int) -> int:
     """Returns how many dimensions of a head rotate; 0 for all."""
-    rope = fields.of("rope_parameters")
+    rope = fields.nested("rope_parameters")
     size = int(head_dim * rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0)))
     if size % 2 or not 0 < size <= head_dim:
         raise rope.refuse("partial_rotary_factor", f"rotates {size} of {head_dim}: not a part in pairs")

@@ -52,8 +52,8 @@ def text_fields(path: pathlib.Path) -> Fields:
 
 def find(fields: Fields) -> Family:
     """Returns the family of a config.json. Raises ValueError, with the missing feature if it is known."""
-    own = [find_part(name, {}, OWN, Family, files=True) for name in os.environ.get(OWN, "").split(",") if name]
-    known, name = FAMILIES | {family.name: family for family in own}, fields.fields.get("model_type")
+    added = [find_part(name, {}, OWN, Family, files=True) for name in os.environ.get(OWN, "").split(",") if name]
+    known, name = FAMILIES | {family.name: family for family in added}, fields.fields.get("model_type")
     if isinstance(name, str) and name in known:
         return known[name]
     lacks = f", which needs {MISSING[name]}" if isinstance(name, str) and name in MISSING else ""
@@ -186,7 +186,7 @@ def _where_nothing_turns(fields: Fields):
 
 
 def _ministral(fields: Fields, values: Values) -> dict[str, Any]:
-    rope = fields.of("rope_parameters")
+    rope = fields.nested("rope_parameters")
     if not rope.has("llama_4_scaling_beta"):
         return {}
     positions = rope.count("original_max_position_embeddings")

@@ -199,14 +199,14 @@ class Arranged:
                 tied = next((name for name in names if name.endswith(NAMES["embed"])), "")
                 self._sources[LANGUAGE_HEAD] = [of_role.name if of_role.name in names else tied], of_role
                 continue
-            own, first = name_of(role, None, config), of_role.name.format(0)
+            standard, first = name_of(role, None, config), of_role.name.format(0)
             for name in names:
                 before = name.removesuffix(first)
                 layered = re.search(r"(^|\.)layers\.\d+\.$", before)
                 if name.endswith(first) and bool(layered) != (role in ("embed", "final_norm")):
                     count = config.experts.count if "{}" in of_role.name else 1
-                    self._sources[before + own] = [before + of_role.name.format(e) for e in range(count)], of_role
-        taken = {name for own, (wholes, _) in self._sources.items() if own != LANGUAGE_HEAD for name in wholes}
+                    self._sources[before + standard] = [before + of_role.name.format(e) for e in range(count)], of_role
+        taken = {name for role, (wholes, _) in self._sources.items() if role != LANGUAGE_HEAD for name in wholes}
         self._names = list(dict.fromkeys([*(name for name in names if name not in taken), *self._sources]))
 
     def __iter__(self) -> Iterator[str]:

@@ -107,8 +107,8 @@ def labelled_steps(
             if not labelled:
                 multihost.compile_together(_states, *arguments)
             labelled += _own_steps(i * len(batch.tokens), *jax.device_put(_states(*arguments), place))
-    own = map(np.concatenate, zip(*labelled, strict=True))
-    row_N, *steps = (np.concatenate(multihost.arrays(part)) for part in own)
+    local = map(np.concatenate, zip(*labelled, strict=True))
+    row_N, *steps = (np.concatenate(multihost.arrays(part)) for part in local)
     order_N = np.argsort(row_N, kind="stable")  # as one process reads them
     return Steps(*(part[order_N] for part in steps))
 

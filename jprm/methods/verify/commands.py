@@ -192,8 +192,8 @@ def judge_chain(
     checker: CommandChecker, record: Mapping[str, Any], steps: Sequence[str], *, in_sandbox: bool = True
 ) -> Judgement:
     """Judges one chain. Raises as `judge_chains`."""
-    if (found := _unsound(checker, steps)) is not None:
-        return found
+    if (unsound := _unsound(checker, steps)) is not None:
+        return unsound
     source, start_P = _source(checker, record, steps)
     file = NAME + checker.suffix
     command = [program_of(checker), *(word.replace("{file}", file) for word in checker.command[1:])]
