@@ -163,7 +163,7 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Judgement:
+class ChainVerdict:
     """Result for one chain.
 
     Attributes:
@@ -179,7 +179,7 @@ class Judgement:
 
 def judge_chains(
     checker: CommandChecker, chains: Sequence[tuple[Mapping[str, Any], Sequence[str]]], *, in_sandbox: bool = True
-) -> list[Judgement]:
+) -> list[ChainVerdict]:
     """Judges chains, as many at once as there are processors.
 
     Raises OSError if there is no sandbox, or the checker does not start in it.
@@ -190,7 +190,7 @@ def judge_chains(
 
 def judge_chain(
     checker: CommandChecker, record: Mapping[str, Any], steps: Sequence[str], *, in_sandbox: bool = True
-) -> Judgement:
+) -> ChainVerdict:
     """Judges one chain. Raises as `judge_chains`."""
     if (unsound := _unsound(checker, steps)) is not None:
         return unsound
@@ -204,22 +204,23 @@ def judge_chain(
         hint = "Name the folders that it needs in `folders`"
         raise OSError(f"{checker.command[0]} does not start in the sandbox: {_line(result.output)}. {hint}")
     if result.status is None:
-        return Judgement(None, f"ran longer than {checker.seconds:g} seconds")
+        return ChainVerdict(None, f"ran longer than {checker.seconds:g} seconds")
     if result.status == -signal.SIGXFSZ:
-        return Judgement(None, f"printed {limits.file >> 20} MiB or more")
+        return ChainVerdict(None, f"printed {limits.file >> 20} MiB or more")
     if result.status < 0 or result.status > 128:
-        return Judgement(None, f"ended by signal {abs(result.status) % 128}")
+        return ChainVerdict(None, f"ended by signal {abs(result.status) % 128}")
     return _read(checker, result.status, result.output, start_P)
 
 
-def _unsound(checker: CommandChecker, steps: Sequence[str]) -> Judgement | None:
-    """Returns the judgement of a chain whose steps have the unsound pattern, at the step where it ends."""
+def _unsound(checker: CommandChecker, steps: Sequence[str]) -> ChainVerdict | None:
+    """Returns the verdict on a chain whose steps have the unsound pattern, at the step where it ends."""
     text = "\n".join(steps)
     match = _pattern(checker.unsound).search(text) if checker.unsound else None
     if match is None:
         return None
     ends = itertools.accumulate(len(step) + 1 for step in steps)
-    return Judgement(False, f"unsound: {_line(match[0])}", next(i for i, end in enumerate(ends) if match.end() <= end))
+    step = next(i for i, end in enumerate(ends) if match.end() <= end)
+    return ChainVerdict(False, f"unsound: {_line(match[0])}", step)
 
 
 def _source(checker: CommandChecker, record: Mapping[str, Any], steps: Sequence[str]) -> tuple[str, list[int]]:
@@ -232,7 +233,7 @@ def _source(checker: CommandChecker, record: Mapping[str, Any], steps: Sequence[
     return source.replace(_HERE, "\n".join(texts)), start_P
 
 
-def _read(checker: CommandChecker, status: int, output: str, start_P: Sequence[int]) -> Judgement:
+def _read(checker: CommandChecker, status: int, output: str, start_P: Sequence[int]) -> ChainVerdict:
     """Reads the checker's exit status and output."""
     if isinstance(checker.proved, int):
         proved = status == checker.proved
@@ -240,20 +241,20 @@ def _read(checker: CommandChecker, status: int, output: str, start_P: Sequence[i
         proved = _pattern(checker.proved).search(output) is not None
     if proved:
         unsound = _pattern(checker.unsound).search(output) if checker.unsound else None
-        return Judgement(False, f"unsound: {_line(unsound[0])}") if unsound else Judgement(True)
+        return ChainVerdict(False, f"unsound: {_line(unsound[0])}") if unsound else ChainVerdict(True)
     error = _pattern(checker.error).search(output)
     if error is None:
-        return Judgement(None, f"gave no verdict: {_line(output) or f'exit status {status}'}")
+        return ChainVerdict(None, f"gave no verdict: {_line(output) or f'exit status {status}'}")
     reason = _line(output[error.start() :] if checker.error else output) or f"exit status {status}"
     place = {name: int(text) for name, text in error.groupdict().items() if re.fullmatch("[0-9]{1,9}", text or "")}
     steps = len(start_P) - 1
     if "step" in place:
-        return Judgement(False, reason, place["step"] - 1 if 0 < place["step"] <= steps else None)
+        return ChainVerdict(False, reason, place["step"] - 1 if 0 < place["step"] <= steps else None)
     if "line" not in place or place["line"] >= start_P[-1]:
-        return Judgement(False, reason)
+        return ChainVerdict(False, reason)
     if place["line"] < start_P[0]:
-        return Judgement(None, f"rejects the text before the first step: {reason}")
-    return Judgement(False, reason, max(i for i in range(steps) if start_P[i] <= place["line"]))
+        return ChainVerdict(None, f"rejects the text before the first step: {reason}")
+    return ChainVerdict(False, reason, max(i for i in range(steps) if start_P[i] <= place["line"]))
 
 
 def _line(text: str) -> str:
@@ -261,13 +262,13 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:200]
 
 
-def verdicts_of(judgement: Judgement, steps: int) -> list[Verdict]:
+def verdicts_of(verdict: ChainVerdict, steps: int) -> list[Verdict]:
     """Returns a chain's verdicts: all correct if it is proved; correct before a located error, and incorrect there."""
-    if judgement.proved:
+    if verdict.proved:
         return [Verdict(1, 1)] * steps
-    if judgement.step is None or judgement.proved is None:
+    if verdict.step is None or verdict.proved is None:
         return [Verdict(None)] * steps
-    unsound = judgement.reason.startswith("unsound")  # the checker did not run
+    unsound = verdict.reason.startswith("unsound")  # the checker did not run
     before = Verdict(None) if unsound else Verdict(1, 1)
-    wrong = Verdict(0, 1, judgement.reason)
-    return [before] * judgement.step + [wrong] + [Verdict(None)] * (steps - judgement.step - 1)
+    wrong = Verdict(0, 1, verdict.reason)
+    return [before] * verdict.step + [wrong] + [Verdict(None)] * (steps - verdict.step - 1)

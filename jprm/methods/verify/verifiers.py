@@ -179,9 +179,9 @@ def judge_by_command(chains: Sequence[Chain], checker: CommandChecker) -> list[O
     Raises OSError if there is no sandbox, or the checker does not start in it.
     """
     outcomes = []
-    for judgement in judge_chains(checker, chains):
-        key = UNDECIDED if judgement.proved is None else UNPROVED
-        outcomes.append(Outcome(1.0) if judgement.proved else Outcome(0.0, {key: judgement.reason}))
+    for verdict in judge_chains(checker, chains):
+        key = UNDECIDED if verdict.proved is None else UNPROVED
+        outcomes.append(Outcome(1.0) if verdict.proved else Outcome(0.0, {key: verdict.reason}))
     return outcomes
 
 
@@ -253,10 +253,10 @@ def check_by_command(tree: ReasoningTree, checker: CommandChecker, *, in_sandbox
     record = record_of_problem(tree)
     check_record(checker, record, tree.problem[:60])
     chains = chains_of(tree)
-    judgements = judge_chains(
+    verdicts = judge_chains(
         checker, [(record, [tree.nodes[i].text for i in chain]) for chain in chains], in_sandbox=in_sandbox
     )
-    paths = [verdicts_of(judgement, len(chain)) for judgement, chain in zip(judgements, chains, strict=True)]
+    paths = [verdicts_of(verdict, len(chain)) for verdict, chain in zip(verdicts, chains, strict=True)]
     return by_node(tree, paths)
 
 

@@ -156,7 +156,9 @@ def test_lines_lead_to_steps():
 @pytest.mark.parametrize(("place", "step"), [("2", 1), ("\u00b2", None), ("9" * 5000, None), ("\u0662", None)])
 def test_a_place_that_is_no_small_number_is_unknown(place, step):
     checker = CommandChecker(("x", "{file}"), ".x", "{steps}", error=r"at (?P<line>\S+)")
-    assert commands._read(checker, 1, f"at {place}", [1, 2, 3]) == commands.Judgement(False, f"at {place}"[:200], step)
+    assert commands._read(checker, 1, f"at {place}", [1, 2, 3]) == commands.ChainVerdict(
+        False, f"at {place}"[:200], step
+    )
 
 
 @needs_sandbox
