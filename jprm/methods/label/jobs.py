@@ -29,7 +29,7 @@ from jprm.methods.judge.critiques import KEY, cost, read
 from jprm.methods.judge.judge import Judge
 from jprm.methods.label.config import CritiqueConfig, Labeller, MonteCarloConfig, OmegaConfig
 from jprm.methods.label.monte_carlo import Rollouts, label_problems, label_trees
-from jprm.methods.policy.protocol import Policy, turns_of
+from jprm.methods.policy.protocol import Policy, turn_policy
 from jprm.methods.policy.sample_cache import KeptPolicy
 from jprm.methods.verify import tests_of, verifiers
 from jprm.methods.verify.verifiers import Outcome, Verifier, checker, labelled
@@ -56,27 +56,27 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 
     A repeated call continues from the file of rollouts.
     """
-    if turns := turns_of(policy):
+    if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")  # the environment rewards its own episodes
     _check(input, output, rollouts, config.verifier)
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
-        trees = label_trees(map(turns.steps_of, trees_in(input)) if turns else trees_in(input), drawn, config)
-        trees = map(turns.messages_of, trees) if turns else trees
+        trees = label_trees(map(acting.steps_of, trees_in(input)) if acting else trees_in(input), drawn, config)
+        trees = map(acting.messages_of, trees) if acting else trees
         write_records(output, map(record_of, bar.follow(trees)))
     return _counted(output, drawn)
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
     """Writes OmegaPRM's trees for a file's problems. A repeated call continues from the file of rollouts."""
-    if turns := turns_of(policy):
+    if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")
     _check(input, output, rollouts, config.verifier, _problems)
-    if turns:
-        turns.know(input)
+    if acting:
+        acting.know(input)
     left_out = collections.Counter()
     with Rollouts(policy, rollouts) as drawn, _bar(output, count(input)) as bar:
         trees = label_problems(bar.follow(_problems(input)), drawn, config, left_out=left_out)
-        write_records(output, map(record_of, map(turns.messages_of, trees) if turns else trees))
+        write_records(output, map(record_of, map(acting.messages_of, trees) if acting else trees))
     return _counted(output, drawn, left_out)
 
 

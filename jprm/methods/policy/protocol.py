@@ -89,7 +89,7 @@ class Policy(Protocol):
         ...
 
 
-class Turns(Protocol):
+class TurnPolicy(Protocol):
     """Methods of a policy acting in an environment: its steps are turns, rewarded by the environment."""
 
     def know(self, path: str | os.PathLike) -> None:
@@ -105,7 +105,7 @@ class Turns(Protocol):
         ...
 
 
-def turns_of(policy: Policy) -> Turns | None:
+def turn_policy(policy: Policy) -> TurnPolicy | None:
     """Returns the policy's `as_turns`, unless it writes steps of text."""
     return getattr(policy, "as_turns", None)
 

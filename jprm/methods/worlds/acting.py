@@ -89,7 +89,7 @@ class WorldPolicy:
 
     @property
     def as_turns(self) -> WorldPolicy:
-        """Itself: see `jprm.methods.policy.protocol.Turns`."""
+        """Itself: see `jprm.methods.policy.protocol.TurnPolicy`."""
         return self
 
     def _forget(self) -> None:
