@@ -126,7 +126,7 @@ def examine(
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class CheckResult:
     """A check's result: ok, differs, fails (raised an error), refused (by jprm, for the part) or not applicable."""
 
     check: str
@@ -146,9 +146,9 @@ class Report:
     """The checks of one part. `str` gives a Markdown table."""
 
     part: str
-    rows: tuple[Row, ...]
+    rows: tuple[CheckResult, ...]
 
-    def __getitem__(self, check: str) -> Row:
+    def __getitem__(self, check: str) -> CheckResult:
         return next(row for row in self.rows if row.check == check)
 
     def __str__(self) -> str:
@@ -242,18 +242,19 @@ class Part:
         self.tokens = padded_size(min(sum(sizes), 2 * max(sizes)), 64)  # two trees share a row
         self.longest = max(map(longest_chain, self.token_trees))
 
-    def row(self, name: str) -> Row:
+    def row(self, name: str) -> CheckResult:
         """Runs a check; an error is its result."""
         tolerance, check = CHECKS[name]
         try:
             value = check(self)
         except NotApplicable as reason:
-            return Row(name, "not applicable", note=str(reason))
+            return CheckResult(name, "not applicable", note=str(reason))
         except Refused as reason:
-            return Row(name, "refused", note=str(reason))
+            return CheckResult(name, "refused", note=str(reason))
         except Exception as error:
-            return Row(name, "fails", note=f"{type(error).__name__}: {error}".splitlines()[0][:300], error=error)
-        return Row(name, "ok" if value <= tolerance else "differs", value, tolerance)
+            note = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            return CheckResult(name, "fails", note=note, error=error)
+        return CheckResult(name, "ok" if value <= tolerance else "differs", value, tolerance)
 
     @functools.cached_property
     def mesh(self) -> jax.sharding.Mesh:
