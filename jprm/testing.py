@@ -89,7 +89,7 @@ OF_A_BATCH = ("expert_balance", "experts")
 def check_part(
     experiment: Experiment | str | os.PathLike, settings: Sequence[str] = (), *, trees: Sequence[ReasoningTree] = (),
     tokenise: Callable[[ReasoningTree], TokenTree] | None = None, only: Iterable[str] = (),
-) -> Report:  # fmt: skip
+) -> PartReport:  # fmt: skip
     """Prints a table of differences between ways of computing the same numbers with an experiment's parts.
 
     Args:
@@ -110,7 +110,7 @@ def check_part(
 def examine(
     experiment: Experiment | str | os.PathLike, settings: Sequence[str] = (), *, trees: Sequence[ReasoningTree] = (),
     tokenise: Callable[[ReasoningTree], TokenTree] | None = None, only: Iterable[str] = (),
-) -> Report:  # fmt: skip
+) -> PartReport:  # fmt: skip
     """Returns the report of `check_part`, without printing or raising."""
     if not isinstance(experiment, Experiment):
         experiment = load(experiment)
@@ -119,7 +119,7 @@ def examine(
         raise ValueError(f"only={unknown[0]!r} is no check; they are {', '.join(CHECKS)}")
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("highest"):
         part = Part(override(experiment, settings), pathlib.Path(folder), trees, tokenise)
-        return Report(described(part.experiment), tuple(part.row(name) for name in names))
+        return PartReport(described(part.experiment), tuple(part.row(name) for name in names))
 
 
 # --------------------------------------------------------------------------------------------------------- the report
@@ -142,7 +142,7 @@ class CheckResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class PartReport:
     """The checks of one part. `str` gives a Markdown table."""
 
     part: str
