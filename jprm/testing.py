@@ -118,7 +118,7 @@ def examine(
     if unknown := [name for name in names if name not in CHECKS]:
         raise ValueError(f"only={unknown[0]!r} is no check; they are {', '.join(CHECKS)}")
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("highest"):
-        part = Part(override(experiment, settings), pathlib.Path(folder), trees, tokenise)
+        part = CheckedPart(override(experiment, settings), pathlib.Path(folder), trees, tokenise)
         return PartReport(described(part.experiment), tuple(part.row(name) for name in names))
 
 
@@ -214,7 +214,7 @@ def difference(actual: Any, expected: Any) -> float:
 # ----------------------------------------------------------------------------------------------- the part and its data
 
 
-class Part:
+class CheckedPart:
     """An experiment's parts with random parameters and small trees. Values for several checks are computed once."""
 
     def __init__(self, experiment: Experiment, folder: pathlib.Path, trees, tokenise):
@@ -450,7 +450,7 @@ def byte_tokenizer(folder: pathlib.Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the checks
 
 
-def _packed(part: Part) -> float:
+def _packed(part: CheckedPart) -> float:
     rows = part.packed().rows
     alone = [part.sums(part.packed([tree]).rows) for tree in part.token_trees]
     index_T = np.arange(rows.tokens.shape[1])
@@ -460,30 +460,30 @@ def _packed(part: Part) -> float:
     return max(part.apart(jax.tree.map(lambda *xs: sum(xs), *alone)), part.apart(part.sums(other)))
 
 
-def _chains(part: Part) -> float:
+def _chains(part: CheckedPart) -> float:
     return part.apart(part.sums(_comparable(part, part.packed(tokens=part.longest, chains=True))))
 
 
-def _split(part: Part) -> float:
+def _split(part: CheckedPart) -> float:
     if all(len(tree.tokens_N) <= part.longest for tree in part.token_trees):
         raise NotApplicable("no tree is longer than the longest chain")
     return part.apart(part.sums(_comparable(part, part.packed(tokens=part.longest))))
 
 
-def _comparable(part: Part, packed: Packed) -> Rows:
+def _comparable(part: CheckedPart, packed: Packed) -> Rows:
     pairs, report = getattr(part.objective, "pairs", False), packed.report
     if pairs and (report.problem_pairs_lost if pairs == "problem" else report.pairs_lost):
         raise NotApplicable("the objective has `pairs`, and training counts those that rows separate (pairs_lost)")
     return packed.rows
 
 
-def _devices(part: Part) -> float:
+def _devices(part: CheckedPart) -> float:
     (values, gradient), mesh = part.whole, part.mesh_of_four
     actual, actual_gradient = part.sums(part.packed().rows, mesh)
     return max(*map(difference, actual.values(), values.values()), difference(actual_gradient, gradient))
 
 
-def _gradients(part: Part) -> float:
+def _gradients(part: CheckedPart) -> float:
     values, gradient = part.whole
     named: dict[str, Any] = {"loss": values["loss"], **flatten_dict(gradient, sep="/")}
     if bad := [name for name, x in named.items() if not np.isfinite(x).all()]:
@@ -493,7 +493,7 @@ def _gradients(part: Part) -> float:
     return 0.0
 
 
-def _updates(part: Part) -> float:
+def _updates(part: CheckedPart) -> float:
     config = part.experiment.optimizer
     if config.name == "adamw":
         raise NotApplicable("AdamW works element by element")
@@ -512,12 +512,12 @@ def _updates(part: Part) -> float:
     return difference(two_updates(part.mesh_of_four), two_updates(part.mesh))
 
 
-def _resumed(part: Part) -> float:
+def _resumed(part: CheckedPart) -> float:
     _, undisturbed, continued = part.run
     return difference(continued, undisturbed)
 
 
-def _scored(part: Part) -> float:
+def _scored(part: CheckedPart) -> float:
     worst = 0.0
     for tree, outputs in zip(part.trees, part.outputs, strict=True):
         for chain in chains_of(tree):
@@ -527,7 +527,7 @@ def _scored(part: Part) -> float:
     return worst
 
 
-def _live(part: Part) -> float:
+def _live(part: CheckedPart) -> float:
     if find(part.model.head).readout is None and objectives.log_ratio(part.objective) is None:
         return _decoded_difference(part)
     grown, worst = asked(LiveTrees, part.prm), 0.0
@@ -540,7 +540,7 @@ def _live(part: Part) -> float:
     return worst
 
 
-def _decoded_difference(part: Part) -> float:
+def _decoded_difference(part: CheckedPart) -> float:
     """Returns the difference of a policy's logits: half of a chain's tokens by the cached keys of the other half."""
     asked(decode.check, part.model)
     with jax.set_mesh(part.mesh):
@@ -561,14 +561,14 @@ def _decoded(params: Any, config: ModelConfig, ids_BT: jax.Array, half: int) -> 
     return transformer.head_logits(params, config, first_BTD), transformer.head_logits(params, config, rest_BTD)
 
 
-def _chain_ids(part: Part) -> list[int]:
+def _chain_ids(part: CheckedPart) -> list[int]:
     tree = max(part.trees, key=lambda tree: len(tree.nodes))
     chain = max(chains_of(tree), key=len)
     steps = (part.layout.step(tree.nodes[i].text, depth) for depth, i in enumerate(chain))
     return [*part.layout.problem(tree.problem), *(id for ids in steps for id in ids)]
 
 
-def _policy_logits(part: Part, params: Any, config: ModelConfig, mesh: jax.sharding.Mesh) -> np.ndarray:
+def _policy_logits(part: CheckedPart, params: Any, config: ModelConfig, mesh: jax.sharding.Mesh) -> np.ndarray:
     """Returns the logits after every token of a chain, (T, C), as in training."""
     T = len(ids := _chain_ids(part))
     rows = empty_rows(1, T, T)
@@ -577,7 +577,7 @@ def _policy_logits(part: Part, params: Any, config: ModelConfig, mesh: jax.shard
         return np.asarray(jax.jit(transformer.step_logits, static_argnums=1)(params, config, put_rows(rows, mesh)))[0]
 
 
-def _cached(part: Part) -> float:
+def _cached(part: CheckedPart) -> float:
     needed = sum(len(tree.tokens_N) for tree in part.token_trees)
     kept, worst = asked(PrefixCache, part.prm, padded_size(needed, 512)), 0.0
     for tree, outputs in zip(part.trees, part.outputs, strict=True):
@@ -587,7 +587,7 @@ def _cached(part: Part) -> float:
     return worst
 
 
-def _exported(part: Part) -> float:
+def _exported(part: CheckedPart) -> float:
     folder, *_ = part.run
     out = str(asked(export, str(folder), str(part.folder / "exported")))
     if not find(part.model.head).readout:
@@ -601,7 +601,7 @@ def _exported(part: Part) -> float:
     return max(difference(b[name], a[name]) for a, b in zip(score, again, strict=True) for name in a)
 
 
-CHECKS: dict[str, tuple[float, Callable[[Part], float]]] = {
+CHECKS: dict[str, tuple[float, Callable[[CheckedPart], float]]] = {
     "packed": (SUMS, _packed),
     "chains": (SUMS, _chains),
     "split": (SUMS, _split),
