@@ -195,6 +195,19 @@ def one_device():
         yield
 
 
+@pytest.fixture(scope="module")
+def rows_of_512():
+    """One device, and rows of one length: few programs are compiled."""
+    import tiny_run as tiny
+
+    from jprm.score import scorer
+
+    with pytest.MonkeyPatch.context() as patch, tiny.one_device():
+        patch.setattr(scorer, "SHORTEST", 512)
+        patch.setattr(scorer, "LONGEST", 512)
+        yield
+
+
 @pytest.fixture
 def serve():
     """Starts stub servers of scripts, and ends them after the test."""

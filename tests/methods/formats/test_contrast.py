@@ -14,25 +14,15 @@ import jprm
 from jprm.apps import cli
 from jprm.checkpoints import base as bases
 from jprm.methods.evidence import sources as evidence
-from jprm.methods.formats.adapters import load as loading
 from jprm.methods.formats.adapters.load import check_one_tokenizer
 from jprm.methods.search.lockstep import live_scorer
-from jprm.model.mesh import make_mesh
-from jprm.score import scorer
 from jprm.tokenizer import JsonTokenizer, prompt_layout
 from jprm.tree import tree_of
 
 LARGE = dataclasses.replace(CASES["math-psa"], lora=False, name="large")
 SAMPLES = [STEPS, [*STEPS[:1], "So 30."]]
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small():
-    """One device and rows of one length: few programs are compiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "make_mesh", lambda config, devices: make_mesh(config, jax.devices()[:1]))
-        patch.setattr(scorer, "SHORTEST", 512)
-        yield
+pytestmark = pytest.mark.usefixtures("rows_of_512")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import json
 import time
 
 import gguf
-import jax
 import numpy as np
 import pytest
 from published import CASES, CONTROL, VOCABULARY, make
@@ -23,25 +22,14 @@ from jprm.apps.serve.app import prefix_cache
 from jprm.apps.serve.engine import Engine
 from jprm.checkpoints import base as bases
 from jprm.methods.formats import hub
-from jprm.methods.formats.adapters import load as loading
 from jprm.methods.policy import load as policies
-from jprm.model.mesh import make_mesh
-from jprm.score import scorer
 from jprm.tree import chains_of, tree_of
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
 )
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small():
-    """One device and rows of one length: few programs are compiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "make_mesh", lambda config, devices: make_mesh(config, jax.devices()[:1]))
-        patch.setattr(scorer, "SHORTEST", 512)
-        patch.setattr(scorer, "LONGEST", 512)
-        yield
+pytestmark = pytest.mark.usefixtures("rows_of_512")
 
 
 @pytest.fixture(scope="module")

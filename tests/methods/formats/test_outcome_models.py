@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 from families import breadth
@@ -24,12 +23,9 @@ from refusing import refused
 import jprm
 from jprm.apps import cli
 from jprm.methods.decoding.cache import LiveTrees
-from jprm.methods.formats.adapters import load as loading
 from jprm.methods.formats.adapters.published import PUBLISHED
 from jprm.methods.formats.chat_template import render
-from jprm.model.mesh import make_mesh
 from jprm.pack import pack, token_tree
-from jprm.score import scorer
 from jprm.tokenizer import JsonTokenizer, TemplateLayout
 from jprm.tree import tree_of
 
@@ -42,14 +38,7 @@ POOL = {
     "samples": [{"steps": STEPS}, {"steps": [*STEPS[:2], "So 30."]}, {"steps": STEPS[:1]}, {"steps": ["30", STEPS[0]]}],
 }
 
-
-@pytest.fixture(scope="module", autouse=True)
-def small():
-    """One device, and rows of one length: few programs are compiled."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "make_mesh", lambda config, devices: make_mesh(config, jax.devices()[:1]))
-        patch.setattr(scorer, "SHORTEST", 512)
-        yield
+pytestmark = pytest.mark.usefixtures("rows_of_512")
 
 
 def make(folder, family, architecture=""):
