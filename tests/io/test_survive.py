@@ -176,8 +176,7 @@ def test_a_checkpoint_says_what_it_is_and_some_are_kept(tiny_run, tmp_path, one_
 
 def test_goodput_counts_steps_over_all_the_time_since_the_first_start(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(callbacks.time, "time", lambda: now[0])
-    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(callbacks, "time", types.SimpleNamespace(time=lambda: now[0], perf_counter=lambda: now[0]))
 
     def after(seconds, do, *args):
         now[0] += seconds
