@@ -17,6 +17,7 @@ import datetime
 import decimal
 import functools
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -388,7 +389,10 @@ LONGEST_CELL = 2**24
 # ---- Parquet and Arrow files: each row becomes a JSON object. Needs the extra `parquet`.
 
 BATCH = 512
-"""Table rows held in memory as Python objects at a time."""
+"""Table rows held in memory as Python objects at a time; fewer if their texts may be long."""
+
+PAGE_ROW_BYTES = 2**20
+"""The mean size of rows from which a large row group is refused: writers put up to 1,024 rows into a page."""
 
 
 def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
@@ -398,7 +402,7 @@ def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     holds one Parquet row group or Arrow record batch.
 
     Raises:
-      RecordError: the file is broken or cut off, or a value has no JSON form, e.g. bytes.
+      RecordError: the file is broken or cut off, a value has no JSON form, e.g. bytes, or a row or page is too large.
     """
     import pyarrow  # the extra `parquet`
 
@@ -407,7 +411,11 @@ def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
         for rows in _batches(name):
             for value in rows:
                 row += 1
-                yield row, json.dumps(_without_nulls(value), ensure_ascii=False, default=_plain).encode()
+                raw = json.dumps(_without_nulls(value), ensure_ascii=False, default=_plain).encode()
+                if len(raw) > jsonl.LINE_BYTES:
+                    reason = f"has {len(raw):,} bytes, more than {jsonl.LINE_BYTES:,}"
+                    raise RecordError(f"{name}:{row}", "row", reason, "Split it.")
+                yield row, raw
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         remedy = "The file is cut off or damaged: copy or download it again."
         raise RecordError(f"{name}:{row + 1}", "row", f"cannot be read from here on: {error}", remedy) from error
@@ -425,14 +433,35 @@ def _batches(path: str) -> Iterator[list[dict[str, Any]]]:
         head = file.read(6)
         file.seek(0)
         if head.startswith(b"PAR1"):
-            batches = stack.enter_context(parquet.ParquetFile(file)).iter_batches(BATCH)
+            opened = stack.enter_context(parquet.ParquetFile(file))
+            batches = itertools.chain.from_iterable(
+                opened.iter_batches(_rows_at_once(opened.metadata.row_group(i), f"{path}: row group {i + 1}"), [i])
+                for i in range(opened.num_row_groups)
+            )
         elif head == b"ARROW1":
             opened = ipc.open_file(file)
             batches = (opened.get_batch(i) for i in range(opened.num_record_batches))
         else:
             batches = ipc.open_stream(file)
         for batch in batches:
-            yield from (batch.slice(at, BATCH).to_pylist() for at in range(0, batch.num_rows, BATCH))
+            rows = max(1, min(BATCH, jsonl.WHOLE_BYTES // max(batch.nbytes, 1)))  # all may be one text of a dictionary
+            yield from (batch.slice(at, rows).to_pylist() for at in range(0, batch.num_rows, rows))
+
+
+def _rows_at_once(group: Any, where: str) -> int:
+    """Returns how many rows of a Parquet row group to decode at a time, so that they take `WHOLE_BYTES` at most.
+
+    A few kilobytes of Parquet can expand to gigabytes: every value of a column may be one long text of its dictionary,
+    and a page, which is decompressed as a whole, may hold a row group. Raises RecordError for such pages.
+    """
+    columns = [group.column(i) for i in range(group.num_columns)]
+    size = sum(column.total_uncompressed_size for column in columns)
+    if size > jsonl.WHOLE_BYTES and size > PAGE_ROW_BYTES * group.num_rows:
+        reason = f"has {size:,} bytes in {group.num_rows:,} rows, more than {jsonl.WHOLE_BYTES:,}"
+        raise RecordError(where, "size", reason, "Write smaller row groups, or shorter texts.")
+    texts = [column for column in columns if column.has_dictionary_page]
+    most = sum(x.total_uncompressed_size * max(1, x.num_values // max(group.num_rows, 1)) for x in texts)
+    return max(1, min(BATCH, jsonl.WHOLE_BYTES // max(most, 1)))
 
 
 def _without_nulls(value: Any) -> Any:

@@ -202,3 +202,45 @@ def test_a_file_of_the_hub_is_downloaded_with_its_checksum(tmp_path, monkeypatch
         assert cli.main([*command, "--sha256", right]) == 0
         server.shutdown()
     assert [record["problem"] for record in load(tmp_path / "out")] == ["p", "q"]
+
+
+def one_text(path, rows, text):
+    """A table whose column `problem` is one text of a dictionary in all rows."""
+    column = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array([text]))
+    table = pyarrow.table({"problem": column, "id": range(rows)})
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, compression="zstd", dictionary_pagesize_limit=2**30, store_schema=False)
+    else:
+        with ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    return path
+
+
+@pytest.mark.parametrize("name", ["f.parquet", "f.arrow"])
+def test_a_text_that_all_rows_share_is_decoded_for_a_few_rows_at_a_time(tmp_path, monkeypatch, name):
+    """600 rows of 100 kB from a file of at most 110 kB: 512 rows at a time would take 51 MB."""
+    monkeypatch.setattr(jsonl, "WHOLE_BYTES", 2**20)
+    path = one_text(tmp_path / name, 600, "a" * 100_000)
+    assert path.stat().st_size < 120_000
+    parts = list(reader._batches(str(path)))
+    assert {len(rows) for rows in parts} <= set(range(1, 12)) and [row["id"] for rows in parts for row in rows] == [
+        *range(600)
+    ]
+    assert all(row["problem"] == "a" * 100_000 for rows in parts for row in rows)
+
+
+def test_parquet_pages_and_rows_beyond_the_limits_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "WHOLE_BYTES", 2**20)
+    monkeypatch.setattr(reader, "PAGE_ROW_BYTES", 2**12)
+    items = [{"problem": f"{i}" + "a" * 100_000, "steps": ["a"]} for i in range(40)]
+    zipped = {"compression": "zstd", "use_dictionary": False}
+    bomb = as_parquet(tmp_path / "bomb.parquet", items, **zipped)
+    assert bomb.stat().st_size < 20_000
+    refused(RecordError, r"bomb.parquet: row group 1: size: has 4,0\d\d,\d+ bytes in 40 rows", read, "jsonl", bomb)
+    assert len(read("jsonl", as_parquet(tmp_path / "f.parquet", items, row_group_size=10, **zipped))) == 40
+    short = [{"problem": f"{i}" + "a" * 1000, "steps": ["a"]} for i in range(4000)]  # large, and its pages are small
+    assert len(read("jsonl", as_parquet(tmp_path / "g.parquet", short, **zipped))) == 4000
+    monkeypatch.setattr(jsonl, "LINE_BYTES", 90_000)
+    refused(
+        RecordError, r"f.parquet:1: row: has 100,\d+ bytes, more than 90,000", read, "jsonl", tmp_path / "f.parquet"
+    )
