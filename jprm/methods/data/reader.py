@@ -195,6 +195,11 @@ def others(item: Mapping[str, Any], *known: str) -> Record:
     return {key: value for key, value in item.items() if key not in known}
 
 
+def object_in(item: Mapping[str, Any], key: str, absent: Mapping[str, Any] = {}) -> Mapping[str, Any]:
+    """Returns the object under a key, or `absent` if another value or none is there."""
+    return held if isinstance(held := item.get(key), Mapping) else absent
+
+
 def check_record(record: Any, where: str) -> ReasoningTree | None:
     """Validates a record; returns its tree, unless it is a problem without a solution. Raises RecordError."""
     if isinstance(record, Mapping) and not _SOLUTIONS.intersection(record) and "problem" in record:

@@ -18,7 +18,7 @@ from jprm.io.jsonl import RecordError, list_of, number_of, object_of, text_of
 from jprm.io.storage import path_of
 from jprm.methods.data.agents.logs import kept, tools_of, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
-from jprm.methods.data.reader import LeftOut, Reader, Record, take
+from jprm.methods.data.reader import LeftOut, Reader, Record, object_in, take
 from jprm.methods.messages.messages import call_of, text_of_parts
 
 VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
@@ -80,9 +80,9 @@ def _trajectory(document: Mapping[str, Any], where: str, field: str, left: Lefto
         messages += new
         turn = new[0] if new and new[0]["role"] == "assistant" else turn
         _keep_rewards(step, turn, where, place)
-    extra = held if isinstance(held := document.get("extra"), Mapping) else {}
     ids = {key: document[key] for key in ("session_id", "trajectory_id") if isinstance(document.get(key), str)}
-    outcome = {key: value for key, value in kept(extra, where).items() if key in ("outcome", "problem", "answer")}
+    extra = kept(object_in(document, "extra"), where)
+    outcome = {key: value for key, value in extra.items() if key in ("outcome", "problem", "answer")}
     reward = next((key for key in ("total_reward", "reward") if document.get(key) is not None), None)
     if reward is not None and "outcome" not in outcome:
         outcome["outcome"] = number_of(document[reward], where, field + reward)

@@ -14,7 +14,7 @@ from jprm.io.folders import local_copy
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, without_doubles
 from jprm.methods.data.agents.logs import tools_of, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
-from jprm.methods.data.reader import LeftOut, Reader, Record, read_items
+from jprm.methods.data.reader import LeftOut, Reader, Record, object_in, read_items
 from jprm.methods.messages.messages import call_of
 
 
@@ -41,7 +41,7 @@ def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Re
     for i, sample in enumerate(item["samples"] if inside else [item]):
         field = f"samples[{i}]." if inside else ""
         sample = object_of(sample, where, field or "record", "Write a sample.")
-        attachments = held if isinstance(held := sample.get("attachments"), Mapping) else {}
+        attachments = object_in(sample, "attachments")
         messages = [
             _message(_attached(message, attachments), where, f"{field}messages[{j}]", left)
             for j, message in enumerate(list_of(sample.get("messages"), where, field + "messages"))
@@ -98,8 +98,8 @@ _VALUES = {"C": 1, "P": 0.5, "I": 0, "N": 0}
 
 def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Record:
     """Returns all scores as `rewards`, and the outcome: the named score, or the only one."""
-    scores = held if isinstance(held := sample.get("scores"), Mapping) else {}
-    scores = scores or ({"score": sample["score"]} if sample.get("score") is not None else {})  # of 2024
+    single = {"score": sample["score"]} if sample.get("score") is not None else {}  # logs of 2024
+    scores = object_in(sample, "scores") or single
     rewards: Record = {}
     for scorer, score in scores.items():
         value = score.get("value") if isinstance(score, Mapping) else score

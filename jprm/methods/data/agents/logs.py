@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jprm.io.jsonl import RecordError, list_of, number_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
 from jprm.methods.data.agents.parts import Leftovers, LogOptions, SessionOptions, tool_named
-from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, take
+from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, object_in, take
 from jprm.methods.messages.messages import call_of, decoded, text_of_parts
 from jprm.methods.messages.records import read_trajectory
 
@@ -134,8 +134,7 @@ def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     messages = _rollout(item, where)
     reward = take(item, "reward", (int, float), where)
     about = {key: item[key] for key in ("example_id", "answer", "task") if isinstance(item.get(key), str | int | float)}
-    info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
-    tools = item.get("tool_defs") or item.get("oai_tools") or info.get("oai_tools")
+    tools = item.get("tool_defs") or item.get("oai_tools") or object_in(item, "info").get("oai_tools")
     yield trajectory_of({**about, "messages": messages, **tools_of(tools, where), "outcome": reward}, where)
 
 
@@ -214,8 +213,7 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
     """Returns the keys of a log to keep (problem, semantics, id, answer, and `more`), and its outcome as `outcome`."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
-    info = held if isinstance(held := item.get("reward_info"), Mapping) else {}  # of tau2-bench
-    item = {"reward": info.get("reward"), **item}
+    item = {"reward": object_in(item, "reward_info").get("reward"), **item}  # as in tau2-bench
     if (name := next((name for name in OUTCOMES if item.get(name) is not None), None)) is not None:
         value = item[name]
         kept["outcome"] = int(value) if isinstance(value, bool) else number_of(value, where, name)

@@ -14,7 +14,7 @@ from jprm.io.jsonl import RecordError, list_of, object_of
 from jprm.methods.data.agents.conversation import Conversation
 from jprm.methods.data.agents.logs import kept, tools_of, trajectories
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
-from jprm.methods.data.reader import Event, LeftOut, Reader, Record, take
+from jprm.methods.data.reader import Event, LeftOut, Reader, Record, object_in, take
 from jprm.methods.messages.messages import call_of, thoughts_of_blocks
 
 
@@ -79,7 +79,7 @@ def _condensed(context: Sequence[_Placed], event: Mapping[str, Any], place: str,
 
     A call and its result are forgotten together, and so is an earlier summary.
     """
-    about = held if isinstance(held := event.get("args"), Mapping) else event
+    about = object_in(event, "args", event)
     forgotten = set(list_of(about.get("forgotten_event_ids") or [], place, field + ".forgotten_event_ids"))
     first, last = (about.get(f"forgotten_events_{end}_id") for end in ("start", "end"))
     forgotten |= set(range(first, last + 1)) if isinstance(first, int) and isinstance(last, int) else set()
@@ -101,7 +101,7 @@ _SUMMARY = "CondensationSummaryEvent"
 
 def _call_id(event: Mapping[str, Any]) -> Any:
     """Returns the call id of an action or observation, or None."""
-    return (held if isinstance(held := event.get("tool_call_metadata"), Mapping) else event).get("tool_call_id")
+    return object_in(event, "tool_call_metadata", event).get("tool_call_id")
 
 
 def _after_command(text: str, about: Any, exit_code: Any) -> str:
@@ -150,8 +150,8 @@ def _with_arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
 def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, field: str) -> list:
     """Adds an event of version 0; returns its tools."""
     kind = str(event.get("action") or event.get("observation"))
-    arguments = held if isinstance(held := event.get("args"), Mapping) else {}
-    metadata = held if isinstance(held := event.get("tool_call_metadata"), Mapping) else {}
+    arguments = object_in(event, "args")
+    metadata = object_in(event, "tool_call_metadata")
     if kind in _SILENT_0:
         conversation.left.skip(f"event {kind!r}")
     elif "observation" in event:
@@ -177,7 +177,7 @@ def _event_0(event: Mapping[str, Any], conversation: Conversation, where: str, f
 def _observed_0(event: Mapping[str, Any], kind: str, where: str, field: str) -> str:
     """Returns the text of a version 0 observation."""
     text = take(event, "content", str, where, field + ".")
-    extras = held if isinstance(held := event.get("extras"), Mapping) else {}
+    extras = object_in(event, "extras")
     if kind == "run":
         return _after_command(text, extras.get("metadata"), extras.get("exit_code"))
     if kind == "delegate" and isinstance(outputs := extras.get("outputs"), Mapping):
@@ -191,7 +191,7 @@ def _act_0(
     field: str,
 ) -> None:  # fmt: skip
     """Adds an action of the agent: a message, or the call in its `model_response` metadata."""
-    response = held if isinstance(held := metadata.get("model_response"), Mapping) else {}
+    response = object_in(metadata, "model_response")
     within = field + ".tool_call_metadata.model_response"
     choices = list_of(response.get("choices") or [], where, within + ".choices")
     choices = [choice for choice in choices if isinstance(choice, Mapping)]
@@ -241,7 +241,7 @@ def _event_1(event: Mapping[str, Any], conversation: Conversation, where: str, f
     elif kind == "ActionEvent":
         call = take(event, "tool_call", dict, where, within)
         text = left.text(event.get("thought"), where, within + "thought")
-        function = held if isinstance(held := call.get("function"), Mapping) else call
+        function = object_in(call, "function", call)
         called = call_of(function.get("name"), function.get("arguments"), call.get("id"))
         conversation.write(
             event.get("llm_response_id") or event.get("id"), text, _thoughts(event, where, field), called
@@ -290,7 +290,7 @@ def _observed_1(event: Mapping[str, Any], left: Leftovers, where: str, within: s
 
 def _thoughts(message: Mapping[str, Any], where: str, field: str) -> str:
     """Returns a response's reasoning, from the first source that has any."""
-    item = held if isinstance(held := message.get("responses_reasoning_item"), Mapping) else {}
+    item = object_in(message, "responses_reasoning_item")
     sources = [(message, "reasoning_content"), (message, "thinking_blocks"), (item, "content"), (item, "summary")]
     for source, key in sources:
         value = source.get(key)

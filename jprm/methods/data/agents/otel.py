@@ -17,7 +17,7 @@ from jprm.io.jsonl import RecordError, list_of, object_of, type_name
 from jprm.methods.data.agents.conversation import Conversation
 from jprm.methods.data.agents.logs import json_in, kept, messages_of_blocks, tools_of, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, LogOptions, is_content
-from jprm.methods.data.reader import LeftOut, Reader, Record
+from jprm.methods.data.reader import LeftOut, Reader, Record, object_in
 from jprm.methods.messages.messages import THOUGHTS, call_of, decoded, thoughts_of_blocks
 
 
@@ -122,8 +122,7 @@ def _unread(span: Mapping[str, Any], attributes: Record) -> str:
 def _without_tools(value: Any) -> tuple[Any, Any]:
     """Returns (input without schemas among its messages, tool schemas) of a call; a request may hold them too."""
     if isinstance(value, Mapping):
-        config = held if isinstance(held := value.get("config"), Mapping) else {}  # in Google's requests
-        return value, value.get("tools") or config.get("tools")
+        return value, value.get("tools") or object_in(value, "config").get("tools")  # the latter is Google's
     if not isinstance(value, list):
         return value, []
     contents = [message.get("content") if isinstance(message, Mapping) else None for message in value]
@@ -167,7 +166,7 @@ def _spans(item: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, A
         )
         return
     inner = [key for key in _WITHIN if isinstance(item.get(key), list)]
-    context = held if isinstance(held := item.get("context"), Mapping) else _columns(item, "context.")
+    context = object_in(item, "context", _columns(item, "context."))
     ids = {name: held[name] for held in (context, item)
            for name in ("traceId", "spanId", "trace_id", "span_id") if name in held}  # fmt: skip
     columns = _columns(item, "attributes.")
@@ -358,7 +357,7 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
     if value.keys() <= {"args", "kwargs"} and value.get("args"):  # a function's arguments, e.g. LlamaIndex's `complete`
         return _messages(value["args"], role, where, f"{name}.args", left)
     if "role" not in value and (key := next((key for key in _INNER if value.get(key)), None)) is not None:
-        config = held if isinstance(held := value.get("config"), Mapping) else {}
+        config = object_in(value, "config")
         system = _messages(config.get("system_instruction") or value.get("system"), "system", where, name, left)
         return [*system, *_messages(json_in(value[key], where, f"{name}.{key}"), role, where, f"{name}.{key}", left)]
     if isinstance(content := value.get("content"), Mapping) and "parts" in content:  # Google's
@@ -470,8 +469,8 @@ def _is_data(content: Any) -> bool:
 def _call(value: Any, where: str, name: str) -> Record:
     """Converts a call from any convention."""
     call = object_of(value, where, f"{name}.tool_calls", "Write a call's object.")
-    call = held if isinstance(held := call.get("tool_call"), Mapping) else call
-    function = held if isinstance(held := call.get("function"), Mapping) else call
+    call = object_in(call, "tool_call", call)
+    function = object_in(call, "function", call)
     named = function.get("name") or call.get("toolName") or call.get("tool.name")
     return call_of(named, _first(function, "arguments", "args", "input", "tool.args"), _id_of(call))
 
@@ -488,7 +487,7 @@ def _id_of(call: Mapping[str, Any]) -> str | None:
 
 def _part(part: Mapping[str, Any], kind: str, where: str, place: str) -> Mapping[str, Any] | None:
     """Converts a part to an Anthropic block, if its kind is known."""
-    fields = {**part, **(held if isinstance(held := part.get(kind), Mapping) else {})}  # Google's parts
+    fields = {**part, **object_in(part, kind)}  # Google's parts
     text = _first(part, "content", "text", "thinking", "reasoning", default="")
     if kind in ("text", "input_text", "output_text") or kind.endswith(".TextContent"):
         if not isinstance(text, str):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from jprm.io.jsonl import RecordError, type_name
-from jprm.methods.data.reader import LeftOut
+from jprm.methods.data.reader import LeftOut, object_in
 from jprm.methods.messages.messages import PARTS_OF_THOUGHT, TEXTS, decoded, text_of_parts
 
 
@@ -81,7 +81,7 @@ class Leftovers:
 
     def call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a call. If its arguments are not a JSON object, their text becomes `input`, and is counted."""
-        function = held if isinstance(held := call.get("function"), Mapping) else {}
+        function = object_in(call, "function")
         arguments = function.get("arguments")
         try:
             readable = not isinstance(arguments, str) or isinstance(decoded(arguments, "", ""), Mapping | None)
@@ -102,7 +102,7 @@ def tool_named(part: Any) -> str:
     """Returns "[tool: NAME]" for a reference to a tool, which the server replaces by its schema; else ""."""
     if not isinstance(part, Mapping) or part.get("type") not in ("tool_reference", "tool_addition"):
         return ""
-    tool = held if isinstance(held := part.get("tool"), Mapping) else part
+    tool = object_in(part, "tool", part)
     name = tool.get("tool_name", tool.get("name"))
     return f"[tool: {name}]" if isinstance(name, str) else ""
 

@@ -14,7 +14,7 @@ from jprm.io.jsonl import RecordError, list_of, object_of, parse
 from jprm.io.storage import path_of
 from jprm.methods.data.agents.logs import kept, trajectory_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
-from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, take
+from jprm.methods.data.reader import Dropped, LeftOut, NoOptions, Reader, Record, object_in, take
 from jprm.methods.messages.messages import THOUGHTS, WRAPPERS
 from jprm.methods.messages.records import read_message
 from jprm.tree import SEMANTICS
@@ -121,10 +121,10 @@ def _tau2_messages(item: Mapping[str, Any], where: str, field: str, left: Leftov
             elif role == "tool":
                 yield {"role": "tool", "content": said.get("content") or "", "tool_call_id": said.get("id")}
             elif role == "assistant":
-                raw = held if isinstance(held := said.get("raw_data"), Mapping) else {}
+                raw = object_in(said, "raw_data")
                 choices = raw.get("choices")
                 raw = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else raw
-                raw = held if isinstance(held := raw.get("message"), Mapping) else raw
+                raw = object_in(raw, "message", raw)
                 keys = (*THOUGHTS, *WRAPPERS)
                 thoughts = {key: source[key] for source in (raw, said) for key in keys if source.get(key)}
                 yield {**thoughts, "role": role, "content": said.get("content"), "tool_calls": calls}
@@ -157,8 +157,7 @@ def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Re
         messages = [_turn(message, where, f"messages[{i}].") for i, message in enumerate(run)]
         record = {"messages": messages, "outcome": 0}
     messages, failures = record["messages"], []
-    cause = held if isinstance(held := item.get("root_cause"), Mapping) else {}
-    root = cause.get("failure_id")
+    root = object_in(item, "root_cause").get("failure_id")
     for j, failure in enumerate(take(item, "failures", list, where)):
         within = f"failures[{j}]."
         step = take(failure, "step_number", (int, str), where, within)

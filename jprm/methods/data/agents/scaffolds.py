@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from jprm.io.jsonl import RecordError, list_of, object_of
 from jprm.methods.data.agents.logs import kept, run_of
 from jprm.methods.data.agents.parts import Leftovers, SessionOptions
-from jprm.methods.data.reader import LeftOut, Reader, Record, take
+from jprm.methods.data.reader import LeftOut, Reader, Record, object_in, take
 
 
 def parse_swe_agent(item: Any, where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
@@ -31,7 +31,7 @@ def parse_swe_agent(item: Any, where: str, options: SessionOptions) -> Iterator[
             ids = list_of(message.get("tool_call_ids") or [], where, field + ".tool_call_ids")
             record["tool_call_id"] = ids[0] if ids else None
         messages.append(record)
-    info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
+    info = object_in(item, "info")
     about = {key: info[key] for key in ("exit_status", "submission") if key in info}
     about |= {"environment": item["environment"]} if "environment" in item else {}
     yield run_of({**kept(item, where), **about, "messages": messages}, where)
@@ -54,7 +54,7 @@ def parse_mini_swe_agent(item: Any, where: str, options: SessionOptions) -> Iter
         if message["role"] != "exit":
             message = {key: value for key, value in message.items() if key not in ("extra", "timestamp")}
             messages.append({**message, "content": left.plain(message.get("content"))})
-    info = item.get("info") if isinstance(item.get("info"), Mapping) else {}
+    info = object_in(item, "info")
     about = {key: info[key] for key in ("exit_status", "submission") if key in info}
     about |= {"instance_id": item["instance_id"]} if "instance_id" in item else {}
     yield run_of({**kept(item, where), **about, "messages": messages}, where)
