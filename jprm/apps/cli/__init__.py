@@ -37,6 +37,7 @@ from jprm.apps.cli.arguments import (
     Settings,
     arranging,
     check_judge,
+    of_inputs,
     run_of,
     scorer_of,
     with_settings,
@@ -600,7 +601,7 @@ def _lost_output() -> OSError | None:
 
 def _line(error: BaseException) -> str:
     """Returns the message as one line of bounded length; control characters, which terminals obey, are escaped."""
-    text = " ".join(str(error).split())
+    text = " ".join(of_inputs(str(error)).split())
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     return printable(shortened(text, 2000) or type(error).__name__).replace("\n", r"\n")

@@ -355,6 +355,18 @@ def check_outputs(options: Any) -> None:
         check_output(paths[name][0], *(path for path in others if isinstance(path, os.PathLike)))
 
 
+COPIED: dict[str, dict[str, str]] = {}
+"""Inputs of copies that `first_records` wrote in this process: {"": the file, ":1": place of the copy's first line}."""
+
+
+def of_inputs(message: str) -> str:
+    """Names inputs in place of their copies, e.g. `a.jsonl:3` for `out.jsonl.first9/a.jsonl:2`."""
+    for copy, places in COPIED.items():
+        end = r"(:\d+\b|(?![\w.]*\w))"  # not out.jsonl.first9/a.jsonl.info.json
+        message = re.sub(re.escape(copy) + end, lambda found, at=places: at.get(found[1], found[0]), message)
+    return message
+
+
 def first_records(path: Any, limit: int, folder: str) -> Place:
     """Copies the first `limit` records of a file, table or prepared folder into `folder`; returns the copy."""
     from jprm.methods.data.reader import read_items
@@ -362,8 +374,12 @@ def first_records(path: Any, limit: int, folder: str) -> Place:
     if limit < 1:
         raise ValueError(f"--limit {limit}: must be 1 or more")
     check_input(path)
-    items = [item for _, item in itertools.islice(read_items(path), limit)]
-    path, copy = path_of(path), path_of(folder) / f"{path_of(path).stem}.jsonl"
+    copy, items = path_of(folder) / f"{path_of(path).stem}.jsonl", []
+    COPIED[os.fspath(copy)] = places = {"": os.fspath(path)}
+    for line, (number, item) in enumerate(itertools.islice(read_items(path), limit), start=1):
+        items.append(item)
+        places[f":{line}"] = f"{os.fspath(path)}:{number}"
+    path = path_of(path)
     copy.parent.mkdir(parents=True, exist_ok=True)
     # A line end within an item is white space between its values: JSON escapes those of texts.
     atomic_write(copy, b"".join(item.strip().replace(b"\n", b" ") + b"\n" for item in items))

@@ -7,7 +7,7 @@ import pytest
 from refusing import refused
 
 from jprm.apps import cli
-from jprm.apps.cli.arguments import first_records
+from jprm.apps.cli.arguments import first_records, of_inputs
 from jprm.apps.cli.evaluate import _Copies
 from jprm.io.jsonl import read_lines, write_records
 from jprm.methods.data.prepare import prepare
@@ -73,6 +73,29 @@ def test_commands_on_records_take_it(tmp_path, capsys):
         assert len(list(read_lines(out))) == limit
     assert cli.main([*line, "--output", str(out), "--limit", "1"]) == 2
     assert "is there, but of another model, input or request" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text, line", [
+    ("\n{good}\n{bad}\n", 3),  # after a blank line
+    ("[{good},\n\n{bad}]", 3),  # a list
+    ("{good}\n{good}\n{good}\n{bad}\n", None),  # beyond the limit
+])  # fmt: skip
+def test_errors_name_the_input_and_its_line(text, line, tmp_path, capsys):
+    good, bad = json.dumps(RECORDS[0]), json.dumps({"problem": "p", "steps": []})
+    (tmp_path / "a b.jsonl").write_text(text.replace("{good}", good).replace("{bad}", bad))
+    command = ["label", "verify", "--kind", "arithmetic", "--input", str(tmp_path / "a b.jsonl")]
+    code = cli.main([*command, "--output", str(tmp_path / "out.jsonl"), "--limit", "2"])
+    error = capsys.readouterr().err
+    assert code == (2 if line else 0) and ".first" not in error
+    assert line is None or f"{tmp_path / 'a b.jsonl'}:{line}: steps" in error
+
+
+def test_messages_name_files_beside_a_copy_as_they_are(tmp_path):
+    as_lines(tmp_path / "held.jsonl")
+    copy = first_records(tmp_path / "held.jsonl", 2, str(tmp_path / "out"))
+    held = tmp_path / "held.jsonl"
+    assert of_inputs(f"{copy}:2: steps, {copy}, {copy}. And {copy}") == f"{held}:2: steps, {held}, {held}. And {held}"
+    assert of_inputs(f"{copy}.info.json, {copy}:9") == f"{copy}.info.json, {copy}:9"
 
 
 def test_evaluations_take_it(tmp_path):
