@@ -81,7 +81,7 @@ def test_code_is_refused_without_a_sandbox_unless_told(folder, capsys, monkeypat
     monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed (Debian's package bubblewrap)")
     write_records(folder / "code.jsonl", [{"problem": "p", "steps": ["a = 1", "a = 2"], "tests": ["assert a == 1"]}])
     run(folder, "verify", "--kind", "python", input="code.jsonl", status=2)
-    assert "installed" in capsys.readouterr().err and os.listdir(folder) == ["in.jsonl", "code.jsonl"]
+    assert "installed" in capsys.readouterr().err and set(os.listdir(folder)) == {"in.jsonl", "code.jsonl"}
     run(folder, "verify", "--kind", "python", "--unsafe-no-sandbox", input="code.jsonl")
     (tree,) = read_records(folder / "out.jsonl")
     assert [node.get("label") for node in tree["nodes"]] == [1, 0] and tree["tests"] == ["assert a == 1"]
