@@ -104,15 +104,21 @@ def few_programs():
 
 @pytest.fixture(scope="session", autouse=True)
 def patient():
-    """Raises the default limit for comparing answers and equations from five seconds to a minute.
+    """Raises the default limits for answers, equations, programs, proofs and chat templates to a minute.
 
-    A busy machine may need more than five, and would then call equal ones unequal."""
+    A busy machine may need more than the 5 to 30 seconds, and would then call equal answers unequal, and right programs
+    wrong."""
     if importlib.util.find_spec("jprm.methods"):  # absent if only the core is checked out
         from jprm.methods.answers import equivalent
+        from jprm.methods.formats import chat_template
+        from jprm.methods.verify import programs, verifiers
         from jprm.methods.verify.arithmetic import check_arithmetic
 
         for function in (equivalent, check_arithmetic):
             function.__kwdefaults__["limit_s"] = 60.0
+        for limits in (programs.LIMITS, programs.BLOCK_LIMITS, verifiers.COQ_LIMITS):
+            object.__setattr__(limits, "seconds", 60.0)  # in place: functions have them as defaults
+        chat_template.SECONDS = 60.0
 
 
 @pytest.fixture(scope="session")

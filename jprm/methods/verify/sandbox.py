@@ -73,7 +73,7 @@ def refusal() -> str | None:
     for tool, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
         if not shutil.which(tool):
             return f"{tool} is not installed (Debian's package {package})"
-    tried = _run_command(["/usr/bin/env", "true"], "", Limits(), sandbox=True)
+    tried = _run_command(["/usr/bin/env", "true"], "", Limits(seconds=60.0), sandbox=True)  # on a busy machine
     if tried.status != 0:
         return f"bwrap does not work here: {tried.output.strip()[:300] or f'exit status {tried.status}'}"
     return None

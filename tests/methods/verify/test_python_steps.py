@@ -214,7 +214,7 @@ def test_a_hostile_program_has_its_own_report_alone(starts, name):
     batch = [honest[0], Program(HOSTILE[name] + "\ndef area(side): return 7", tests), honest[1]]
     for seconds in (1.0, 8.0, 64.0):
         first, hostile, second = run_programs(batch, Limits(seconds=seconds))
-        if not (first.late or second.late):
+        if all(report.started and not report.late for report in (first, second)):
             break  # else a busy machine was too slow for them
     assert first.passed and second.passed and first.behaviour == second.behaviour
     assert not hostile.passed and hostile.started

@@ -15,6 +15,9 @@ from jprm.methods.verify.sandbox import Limits, python, run_command
 needs_sandbox = pytest.mark.skipif(sandbox.refusal() is not None, reason=f"needs a sandbox: {sandbox.refusal()}")
 pytestmark = needs_sandbox
 
+PATIENT = Limits(seconds=60)
+"""For programs that end by themselves, on a machine that may stand still."""
+
 
 def run_python(code, seconds=60.0, **limits):
     return run_command([python(), "-I", "-S", "-c", code], "", Limits(seconds=seconds, **limits))
@@ -55,7 +58,7 @@ def test_a_loop_ends_with_its_time():
 def test_a_limit_of_cpu_time_that_comes_before_the_clocks_is_one_of_time(sandboxed):
     """E.g. a program with several threads uses its CPU time before the clock's limit."""
     code = "import os, signal; os.kill(os.getpid(), signal.SIGXCPU)"
-    assert run_command([python(), "-c", code], "", Limits(seconds=60), sandbox=sandboxed).status is None
+    assert run_command([python(), "-c", code], "", PATIENT, sandbox=sandboxed).status is None
 
 
 ATTACKS = """
@@ -102,7 +105,7 @@ def test_sockets_are_of_families_that_end_in_the_sandbox():
         "        pass\n"
         "socket.socketpair(); print('pair')\n"
     )
-    done = run_command([python(), "-I", "-S", "-c", code], "", Limits(seconds=60))
+    done = run_command([python(), "-I", "-S", "-c", code], "", PATIENT)
     assert set(done.output.split()) <= {"1", "2", "10", "pair"} and {"1", "2", "pair"} <= set(done.output.split())
 
 
@@ -117,7 +120,7 @@ def test_attacks_fail_and_nothing_is_left_behind():
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         files, before = set(os.listdir("/tmp")), own_children()
         command = [python(), "-I", "-c", ATTACKS.replace("PORT", str(server.server_port))]
-        outcome = run_command(command, "", Limits(seconds=60))
+        outcome = run_command(command, "", PATIENT)
         server.shutdown()
     assert outcome.output.splitlines() == [
         "fork PermissionError",
@@ -148,7 +151,7 @@ def test_calls_that_no_step_needs_do_not_exist(name):
     number = pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name)
     code = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
     code += f"print(libc.syscall({number}, 0, 0, 0, 0, 0, 0), ctypes.get_errno())"
-    assert number > 0 and run_command([python(), "-I", "-c", code], "", Limits()).output == f"-1 {errno.ENOSYS}\n"
+    assert number > 0 and run_command([python(), "-I", "-c", code], "", PATIENT).output == f"-1 {errno.ENOSYS}\n"
 
 
 CHANGES = """
@@ -226,5 +229,5 @@ def test_a_memory_cgroup_holds_the_program_where_there_is_one(tmp_path, monkeypa
 def test_no_sandbox_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "refusal", lambda: "bwrap is not installed (Debian's package bubblewrap)")
     refused(OSError, "--unsafe-no-sandbox", run_python, "print(1)")
-    outcome = run_command([python(), "-I", "-c", "print(1)"], "", Limits(), sandbox=False)
+    outcome = run_command([python(), "-I", "-c", "print(1)"], "", PATIENT, sandbox=False)
     assert outcome.output == "1\n"
