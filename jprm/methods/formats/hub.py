@@ -288,10 +288,15 @@ class Door:
             self._late = True
             close_session()  # what waits for the server fails at its next byte, and asks no more
 
+    def _traced(self, event: str, info: Any) -> None:
+        if self._late and event.endswith("send_request_headers.started"):  # it could not be closed before it was open
+            raise Nonsense(f"has not begun to answer in {BEGIN_S:.0f} s")
+
     def before(self, request: httpx2.Request) -> None:
         if self._late:
             raise Nonsense(f"has not begun to answer in {BEGIN_S:.0f} s")
         self._wait(BEGIN_S if request.method in ("GET", "HEAD") else 0)
+        request.extensions["trace"] = self._traced
         request.headers["Accept-Encoding"] = "identity"
         if not self.is_hub(request.url):
             request.headers.pop("Authorization", None)

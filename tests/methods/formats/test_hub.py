@@ -53,6 +53,7 @@ def hub_server(exported, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "ours"))
         monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between tries
         anew()
+        local_hub.asked_what_asks(server)
         yield server
 
 

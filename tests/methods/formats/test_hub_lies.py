@@ -2,8 +2,11 @@
 
 import contextlib
 import gzip
+import itertools
 import pathlib
+import socket
 import time
+import types
 
 import local_hub
 import pytest
@@ -38,6 +41,7 @@ def lying(tmp_path, monkeypatch):
             server.token = TOKEN
         hub.folder.cache_clear()
         hub._resolved.cache_clear()
+        local_hub.asked_what_asks(servers[0])
         yield *servers, elsewhere
     close_session()
 
@@ -140,16 +144,23 @@ def test_a_listing_has_an_end(lying, monkeypatch):
 
 
 def test_a_server_that_drips_is_left(lying, monkeypatch):
-    monkeypatch.setattr(hub, "PATIENCE_S", 0.3)
+    """By a clock that goes on by a minute at each look, so that no pause of this machine is the server's."""
+    looks = itertools.count(step=60.0)
     lying[0].lies["slowly"] = lambda pause=time.sleep: pause(0.02)
-    for address in ("hf://ana/mine@main", f"hf://ana/mine@{COMMIT}"):
-        refused(OSError, "bytes in", place_of, address)
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "time", types.SimpleNamespace(monotonic=lambda: next(looks)))
+        for address in ("hf://ana/mine@main", f"hf://ana/mine@{COMMIT}"):
+            refused(OSError, "bytes in", place_of, address)
     del lying[0].lies["slowly"]
-    monkeypatch.setattr(hub, "PATIENCE_S", 60)
     assert place_of(f"hf://ana/mine@{COMMIT}", ("config.json",)).is_dir()
 
 
-def test_a_server_that_drips_its_headers_is_left(lying, monkeypatch):
+@pytest.mark.parametrize("late", [False, True], ids=["open", "late"])
+def test_a_server_that_drips_its_headers_is_left(lying, monkeypatch, late):
+    """Also if the connection opens only after its time."""
+    connect = socket.create_connection
+    if late:
+        monkeypatch.setattr(socket, "create_connection", lambda *how, **more: time.sleep(0.6) or connect(*how, **more))
     monkeypatch.setattr(hub, "BEGIN_S", 0.3)
     lying[0].lies |= {"slowly": lambda pause=time.sleep: pause(0.02), "headers slowly": True}
     began = time.monotonic()
