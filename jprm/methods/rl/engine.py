@@ -451,7 +451,7 @@ class RemoteSampler(Sampler):
                 text = content.decode("utf-8", "replace")
                 reason = f"status {status}: {(text.replace(self._key, '***') if self._key else text)[:200]!r}"
             except httpx2.TimeoutException as error:  # it has waited long
-                raise ConnectionError(f"{url}{path}: {type(error).__name__}: {error}") from error
+                raise ConnectionError(f"{url}{path}: takes longer than {self.engine.timeout_s:g} seconds") from error
             except (httpx2.HTTPError, ValueError, RecursionError) as error:  # none, or no JSON
                 reason = f"{type(error).__name__}: {str(error)[:200]}"
             time.sleep(wait)
@@ -466,7 +466,7 @@ class RemoteSampler(Sampler):
             for piece in reply.iter_bytes():
                 content += piece
                 if time.monotonic() > deadline:
-                    raise httpx2.ReadTimeout(f"the reply takes longer than {self.engine.timeout_s:g} seconds")
+                    raise httpx2.ReadTimeout("the whole reply")
                 if len(content) > MOST_BYTES:
                     raise ConnectionError(f"{url}: the reply is longer than {MOST_BYTES:,} bytes")
             return reply.status_code, bytes(content)
