@@ -49,3 +49,8 @@ def excess(call, make, least=64):
 
 def check(call, make):
     assert (ratio := excess(call, make)) is None, f"{LONGER} times the input takes {ratio:.1f} times as long"
+
+
+def check_at_once(call, value, limit=4.0):
+    """Checks that the call takes less than `limit` seconds of CPU time, the least of three. Quadratic takes more."""
+    assert any(seconds(call, value) < limit for _ in range(3)), f"takes {limit:g} seconds of CPU, three times"

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from growth import check
+from growth import check, check_at_once
 
 from experiments.studies import answers as study
 from jprm.methods.answers import RULES, canonical_answer, equivalent, extract, extract_answer
@@ -49,9 +49,8 @@ SPACES = " " * 30_000
     ids=range(18),
 )
 def test_extraction_takes_linear_time(text, answer):
-    start = time.process_time()
+    check_at_once(extract_answer, text)  # 0.2 s
     assert extract_answer(text) == answer
-    assert time.process_time() - start < 2  # 0.1
 
 
 @pytest.mark.parametrize(("truth", "answer", "same"), PAIRS["typed"])
@@ -223,9 +222,8 @@ def test_extract_takes_time_in_proportion_to_the_length(piece):
 
 @pytest.mark.parametrize("words", ["a" * 40, "ab " * 20, "m." * 20, "½" * 40, "kg^2" * 12])
 def test_an_answer_whose_end_is_nearly_a_unit_is_read_at_once(words):
-    start = time.process_time()
+    check_at_once(canonical_answer, f"x{words}!")  # it took hours: each word was split in every way
     assert canonical_answer(f"x{words}!") == f"x{words}!"
-    assert time.process_time() - start < 0.5  # it took hours: each word was split in every way
 
 
 @pytest.mark.parametrize(("text", "answer", "rule"), BY_RULE)
