@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import gc
 import json
 import math
 
@@ -323,7 +324,7 @@ def test_a_push_holds_one_copy_and_three_layers(monkeypatch):
         return sum(map(size, jax.live_arrays()))
 
     copy, layer = (sum(map(size, jax.tree.leaves(x))) for x in (policy.params, policy.params["decoder"]["layers_0"]))
-    before, most = held(), []  # learner's parameters twice, and the copy
+    most = []
 
     def counted(x, mesh, place, send=samplers.copied):
         sent = send(x, mesh, place)
@@ -331,7 +332,12 @@ def test_a_push_holds_one_copy_and_three_layers(monkeypatch):
         return sent
 
     monkeypatch.setattr(samplers, "copied", counted)
-    policy.push(new, "another")
+    gc.disable()  # a collection in between would free arrays that other tests left
+    try:
+        before = held()  # learner's parameters twice, and the copy
+        policy.push(new, "another")
+    finally:
+        gc.enable()
     assert max(most) <= before + 3 * layer
     assert before - copy < min(most) < before - copy / 2  # the old copy went first
 
