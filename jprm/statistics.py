@@ -31,7 +31,7 @@ def auroc(
 ) -> Float[np.ndarray, "*R"]:
     """Returns the probability that a positive scores above a negative; ties count half (Mann-Whitney U / its maximum).
 
-    NaN if either class has no weight.
+    NaN if either class has no weight. `weight_RN` defaults to 1 per item. Raises ValueError if a score is NaN.
     """
     positive_RU, negative_RU = _class_weights(score_N, positive_N, weight_RN)
     below_RU = np.cumsum(negative_RU, -1) - negative_RU / 2
@@ -45,7 +45,7 @@ def average_precision(
 ) -> Float[np.ndarray, "*R"]:
     """Returns sum_k (R_k - R_{k-1}) P_k over the distinct scores, highest first, with recall R and precision P.
 
-    Does not interpolate, as scikit-learn's `average_precision_score`. NaN where the positives have no weight.
+    Does not interpolate, as scikit-learn's `average_precision_score`. NaN if the positives have no weight. See `auroc`.
     """
     positive_RU, negative_RU = (x_RU[..., ::-1] for x_RU in _class_weights(score_N, positive_N, weight_RN))
     hit_RU = np.cumsum(positive_RU, -1)
@@ -86,12 +86,12 @@ class Interval(NamedTuple):
     high: Any
 
     def json(self: Interval | Difference) -> dict[str, Any]:
-        """Returns `{"value", "low", "high"}`, and `better`, as numbers or lists, None where undefined."""
+        """Returns `{"value", "low", "high"}` as numbers or lists, null if undefined; a difference adds `better`."""
         return {key: jsonable(x) for key, x in self._asdict().items()}
 
 
 class Difference(NamedTuple):
-    """A less B with its 95 % interval. `better` is the fraction of draws with A ahead, ties half."""
+    """A less B with its 95 % interval. `better`: the fraction of defined draws with A ahead, ties half."""
 
     value: Any
     low: Any
@@ -119,7 +119,7 @@ def draws(
 
     `groups` names each item's group (N items), e.g. each step's problem: steps in one problem depend on each other.
     `statistic` takes R rows of item weights: how often each item's group was drawn. Calls with the same seed and groups
-    draw the same resamples, so their draws can be subtracted.
+    draw the same resamples, so their draws can be subtracted. Without items, every draw is the statistic's value.
     """
     group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
     size = len(group_N)
@@ -153,7 +153,7 @@ def bootstrap(
 def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
     """Returns a statistic's 95 % interval by its draws' standard error s and Student's t, groups less one.
 
-    Without `fraction`: value +- t s. For a `fraction`, a mean, a ranking probability or a score in [0, 1]: Wilson's
+    If not `fraction`: value +- t s. A `fraction` is a mean, ranking probability or score in [0, 1]; it gets Wilson's
     interval (JASA 22, 1927) with the effective sample size n = value (1 - value) / s^2 (Korn & Graubard, Survey
     Methodology 24, 1998). At 0 or 1, where all resamples are equal, n counts the groups. NaN for fewer than two groups.
     Raises ValueError if a `fraction` is outside [0, 1].
@@ -184,7 +184,7 @@ def standard_error(drawn: Draws, *, of_fractions: bool = False) -> Any:
 
 
 def difference(a: Draws, b: Draws | None = None) -> Difference:
-    """Returns the interval of A - B, fractions, from `draws` with the same seed and groups; or of A, differences."""
+    """Returns A - B, two fractions drawn with the same seed and groups; if B is omitted, A is the difference."""
     if b is not None:
         a = Draws(a.value - b.value, a.drawn_R - b.drawn_R, a.groups)
     half = scipy.special.stdtrit(a.groups - 1, 0.975) * standard_error(a, of_fractions=True)
@@ -204,7 +204,7 @@ def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
 
 
 def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:
-    """Returns the `draws` of `weighted_mean`; if there are many items, each group's are summed first."""
+    """Returns the `draws` of the items' mean; above `MOST_GROUPS` items, sums each group's values first."""
     group_N = group_numbers(groups)
     value_NC = np.asarray(value_NC, float)
     if len(group_N) <= MOST_GROUPS:
@@ -218,13 +218,13 @@ def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.
 def mean_differences(
     difference_PC: Float[np.ndarray, "P C"], problems: Sequence[Any] | np.ndarray, seed: int
 ) -> Difference:
-    """Returns the means of C columns "A less B", with 95 % intervals and `better`; problems are drawn."""
+    """Returns each column's mean (C,), A less B in [-1, 1], with 95 % intervals; resamples the problems."""
     return difference(mean_draws(difference_PC, problems, seed=seed))
 
 
 class Estimate(NamedTuple):
-    """A mean over runs, the variances that add up to its own, each with its degrees of freedom, and for a fraction the
-    problems' term as in `interval`."""
+    """A mean over runs. `terms`: (variance, degrees of freedom) over runs, then over problems, of each that is known;
+    `over_problems`: for a fraction, the problems' `interval`."""
 
     value: float
     terms: Sequence[tuple[float, float]]
@@ -246,7 +246,7 @@ class Estimate(NamedTuple):
 
     @property
     def p(self) -> float:
-        """The two-sided p value for a mean of 0: one minus the level at which the interval just reaches 0."""
+        """The two-sided p value for a mean of 0 (NaN without terms): one minus the level whose interval reaches 0."""
         if not self.terms:
             return math.nan
         highest = 1 - 1e-12
@@ -261,8 +261,8 @@ def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
     The runs' draws must share their resamples (`draws`). The variance of the mean m over S runs covers drawing both
     runs and problems, in the limit of many draws and without its bias for few runs: s^2 / S (S - 1 degrees of freedom),
     s^2 the variance between the runs' values, and (`standard_error`)^2 of m over G problems (G - 1). One run has only
-    the second term, runs without draws the first. The half-width is the root of both terms' sum, each times its squared
-    Student's t (for a `fraction`, see `Estimate.interval`). It covers even with two or three runs, unlike with
+    the second term; if G < 2, there is only the first. The half-width is the root of both terms' sum, each times its
+    squared Student's t (for a `fraction`, see `Estimate.interval`). It covers even with two or three runs, unlike with
     Satterthwaite's degrees of freedom. Variation shared by runs and problems is in both terms, so it is too wide.
     """
     mean = _estimate([(1.0, runs)], of_fractions=False)
@@ -273,11 +273,11 @@ def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
 
 
 def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bool) -> Estimate:
-    """Returns A's mean over runs less B's, as `mean_of_runs`; problems are paired.
+    """Returns A's mean over runs less B's, two fractions, as `mean_of_runs`; problems are paired.
 
-    With `same_seeds` a[i] and b[i] share a seed and are paired too. Else both sides' run variances are added, with
-    Welch's degrees of freedom (Biometrika 34, 1947). If one side has a single run, the interval covers the problems
-    alone.
+    With `same_seeds` a[i] and b[i] share a seed and are paired too (ValueError if their counts differ). Else both
+    sides' run variances are added, with Welch's degrees of freedom (Biometrika 34, 1947). If one side has a single run,
+    the interval covers the problems alone.
     """
     sides = [(1.0, a), (-1.0, b)]
     if same_seeds:

@@ -48,7 +48,7 @@ def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
 
 
 def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
-    """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes.
+    """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes; None if too few.
 
     One of the other folds chooses the regularisation and calibrates. Votes use the weights of `Vote()`.
     """
@@ -88,7 +88,7 @@ STEP_SOURCES = ("arithmetic", "numbers", "form")
 
 
 def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-    """Returns text features of each step: the sources' numbers, their change at this step, and the step's length."""
+    """Returns text features (N, F) per tree: the sources' numbers, their change at this step, the step's log length."""
     rows = []
     for tree, x_NF in zip(trees, evidence.read([evidence.find(name) for name in STEP_SOURCES], trees), strict=True):
         length_N1 = np.log1p([[len(node.text)] for node in tree.nodes])
@@ -99,9 +99,10 @@ def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F
 
 
 def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]] | None:
-    """Scores the steps of chains with a known `first_error` by a logistic regression on the other folds.
+    """Scores the steps of chains with a known `first_error` (an index, -1 if all are correct) by `cross_fitted`.
 
-    Steps before the first error count as correct, the first error as incorrect; later steps are left out.
+    Steps before the first error count as correct, the first error as incorrect; later steps are left out. Returns None
+    if fewer than `FEWEST` chains are incorrect, or correct.
     """
     error_K = np.array([tree.extra["first_error"] for tree in trees])
     if min((error_K >= 0).sum(), (error_K < 0).sum()) < FEWEST:
@@ -118,14 +119,14 @@ def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"
 def labelled_by_place(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Scores steps by a logistic regression on depth and characters, fitted to the other folds' labels."""
+    """Scores steps by a logistic regression on depth and characters, as `cross_fitted` to the labels `classes`."""
     return cross_fitted(list(map(rows_of_place, trees)), classes, [tree.problem for tree in trees])
 
 
 def labelled_by_text(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Like `labelled_by_place`, with the text features of `rows_of_steps` as well."""
+    """Like `labelled_by_place`, with the text features of `rows_of_steps` as well; None if a tree has messages."""
     if any(tree.of_messages for tree in trees):
         return None
     rows = [
@@ -158,8 +159,9 @@ def cross_fitted(
 ) -> list[Float[np.ndarray, " N"]] | None:
     """Returns out-of-fold step scores for K records from logistic regressions on other problems.
 
-    classes: 1 for a right step, 0 for a wrong one, -1 without a label. One of the other folds chooses the
-    regularisation. Returns None if a fold lacks a class, or either class has fewer than `FEWEST` steps.
+    Each record has `rows` of features and `classes`: 1 for a right step, 0 for a wrong one, -1 without a label. One of
+    the other folds chooses the regularisation. Returns None if a fold lacks a class, or either class has fewer than
+    `FEWEST` steps.
     """
     of_M = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     fold_M = np.array([bucket(problem, FOLDS) for problem in problems], int)[of_M]
@@ -181,8 +183,9 @@ def logistic(
     x_MF: Float[np.ndarray, "M F"], right_M: Float[np.ndarray, " M"],
     valid_x_KF: Float[np.ndarray, "K F"], valid_right_K: Float[np.ndarray, " K"],
 ) -> Callable[[Float[np.ndarray, "N F"]], Float[np.ndarray, " N"]]:  # fmt: skip
-    """Fits a logistic regression; returns the function from rows to probabilities. Validation rows choose the
-    regularisation.
+    """Returns a function from rows to probabilities of a right step (1), from a logistic regression.
+
+    The validation rows choose the regularisation.
     """
     standard = Ranker.standardising(x_MF).standard
     x_MF, valid_x_KF = (np.column_stack([standard(x), np.ones(len(x))]) for x in (x_MF, valid_x_KF))

@@ -82,7 +82,7 @@ def read_policy(
 ) -> PolicyPools:
     """Reads a file's pools, and the sources' evidence on them, for problems accepted by `keep`.
 
-    Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown.
+    Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown or no pool is left.
     """
     trees = [tree_of(record) for record in reader_of("pools").records(path)]
     trees = [tree for tree in trees if tree.nodes and keep(tree.problem)]
@@ -94,7 +94,7 @@ def read_policy(
 def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> PolicyPools:
     """Reads the sources on a policy's pools: evidence, outcome, problem and answer per chain, and the sources' cost.
 
-    Raises ScoreError if a sample's outcome is unknown; `name` is the policy's, for errors.
+    Each tree must have steps. Raises ScoreError, naming the policy, if a sample's outcome is unknown.
     """
     seconds, tokens, columns = {}, {}, []
     for source in sources:
@@ -142,7 +142,7 @@ def fit_calibrated(
 
 
 def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]:
-    """Returns each pool's weighted-vote correctness minus its majority-vote correctness."""
+    """Returns each pool's weighted-vote correctness minus its majority-vote correctness, in [-1, 1]."""
     return vote_correct(chains, vote.weights(ranker, chains)) - vote_correct(chains, np.ones(len(chains.problem_M)))
 
 
@@ -167,7 +167,7 @@ def choose_vote(
     standard error. The best safe candidate has the highest mean gain on the unchanged policies. The result is the least
     trusting candidate within one standard error of it, paired by problem: a difference that these policies cannot show
     may hurt others. If no candidate is safe, the one with the highest lowest gain is taken. With a single policy, the
-    result is the default, which is cautious.
+    result is the cautious default, without gains. A gain has `left_out`, `incorrect_kept`, `gain`, `standard_error`.
     """
     if len(policies) < 2:
         return Vote(), []
@@ -218,7 +218,7 @@ def candidates(
     names: Sequence[str],
     keep: Callable[[str], bool] = lambda problem: True,
 ) -> dict[str, Verifier]:
-    """Returns the verifiers to choose from, by name: "fused", and each number that can choose alone, in both uses.
+    """Returns the verifiers to choose from: "fused", and each number that can choose alone, as `NAME` and `NAME vote`.
 
     `names` are the evidence's features; problems must satisfy `keep`. If the features include a model's scores, the
     fused verifier is trained to vote near the model's product, and chooses answers. With text alone it ranks chains,
@@ -249,7 +249,7 @@ def votes(names: Sequence[str]) -> bool:
 
 
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
-    """Returns whether each pool's best chain (row 0) and vote (row 1) are correct."""
+    """Returns the correctness in [0, 1] of each pool's best chain (row 0) and vote (row 1); ties are averaged."""
     ranker, vote, chooses = verifier
     voted_P = vote_correct(chains, vote.weights(ranker, chains))
     best_P = voted_P if chooses == "answers" else best_correct(chains, ranker.log_odds(chains.x_MF))
@@ -259,13 +259,12 @@ def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
 def choose_verifier(
     policies: Sequence[PolicyPools], vote: Vote, names: Sequence[str]
 ) -> tuple[str, dict[str, list[float]]]:
-    """Returns the name of the candidate to take, and each candidate's held-out accuracy by best of n and by vote.
+    """Returns the candidate's name to take, and each candidate's held-out accuracy [by best of n, by vote].
 
     A fifth of the problems is held out at a time, and policies weigh the same. With a model, its product (of several
-    models the best) is taken, unless the fused verifier is as good by best of n. With text alone, the fused verifier
-    is taken, judged by the worse of its two uses. Any other number must be ahead by a standard error, because the best
-    of several numbers looks better than it is. If there are too few problems to hold out any, the fused verifier is
-    taken unchecked.
+    models the best) is taken, unless the fused verifier is as good by best of n. With text alone, the fused verifier is
+    taken, judged by the worse of its two uses. Any other number must be ahead by a standard error, because the best of
+    several numbers looks better than it is. If there are too few problems to hold out any, returns ("fused", {}).
     """
 
     def fold_of(problem: str) -> int:
@@ -310,8 +309,10 @@ def fit(
 ) -> FusedVerifier:
     """Fits a verifier to files of pools, one policy each, and writes it to a folder.
 
+    `seed` draws the chains that `choose_vote` drops; `tell` gets a line per stage.
+
     Raises:
-        ValueError: a source or file is repeated, a source is unknown, or there are too few problems.
+        ValueError: a source or file is repeated, a source is unknown or there is none, or there are too few problems.
         ScoreError, RecordError: a record is not a pool, or its outcome is unknown.
     """
     for what, names in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):

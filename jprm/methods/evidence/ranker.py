@@ -40,7 +40,7 @@ class Chains(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """K pairs of a correct and an incorrect chain from one pool. The weights of each policy sum to 1 / policies."""
+    """K pairs of a correct and an incorrect chain, by index, from one pool. A policy's weights sum to 1 / policies."""
 
     right_K: Int[np.ndarray, " K"]
     wrong_K: Int[np.ndarray, " K"]
@@ -160,7 +160,7 @@ class Ranker:
     weight_F: Float[np.ndarray, " F"]
     slope: float = 1.0
     intercept: float = 0.0
-    strength: float = 0.0
+    strength: float = 0.0  # of the regularisation in the fit
 
     @classmethod
     def standardising(cls, x_MF: Float[np.ndarray, "M F"]) -> Ranker:
@@ -170,7 +170,7 @@ class Ranker:
         return cls(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(x_MF.shape[1]))
 
     def standard(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, "M F"]:
-        """Standardises the evidence by the training chains, clipped; missing numbers become 0."""
+        """Standardises the evidence by the training chains, clipped to +-`CLIP`; missing numbers become 0."""
         return np.nan_to_num(np.clip((x_MF - self.mean_F) / self.scale_F, -CLIP, CLIP))
 
     def score(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
@@ -182,12 +182,12 @@ class Ranker:
         return self.slope * self.score(x_MF) + self.intercept
 
     def of_one(self, number: int) -> Ranker:
-        """Returns a ranker that uses only one number, e.g. the sum of a PRM's log scores."""
+        """Returns a ranker with weight 1 on only one number, by its index, e.g. the sum of a PRM's log scores."""
         return dataclasses.replace(self, weight_F=np.eye(len(self.mean_F))[number])
 
 
 def fit_ranker(train: Chains, valid: Chains) -> Ranker:
-    """Minimises the loss by pairs on the training problems; validation problems choose the regularisation."""
+    """Minimises the loss by pairs on `train`; `valid` chooses the regularisation. Raises ValueError like `pairs_of`."""
     blank = Ranker.standardising(train.x_MF)
     x_MF, loss = blank.standard(train.x_MF), by_pairs(train)
     valid_x_MF, valid_loss = blank.standard(valid.x_MF), by_pairs(valid)
@@ -201,10 +201,10 @@ def fit_ranker(train: Chains, valid: Chains) -> Ranker:
 
 
 def fit_near(chains: Chains, part_M: Int[np.ndarray, " M"], few_F: Float[np.ndarray, " F"]) -> Ranker:
-    """Fits a vote (`answer_loss`) near the best vote by the few numbers that are marked 1 in `few_F`.
+    """Fits a vote (`answer_loss`) near the best vote by the few numbers that are marked 1 in `few_F`, else 0.
 
     The penalty is on the distance from that vote's weights, so other numbers count only as far as they help. Each part
-    of the chains is held out in turn, to choose the strength of the penalty, and to calibrate.
+    of the chains (`part_M`) is held out in turn, to choose the strength of the penalty, and to calibrate.
 
     Raises ValueError if a part has no pool with both a correct and an incorrect chain.
     """
@@ -248,9 +248,9 @@ def fit_near(chains: Chains, part_M: Int[np.ndarray, " M"], few_F: Float[np.ndar
 def calibrated(
     ranker: Ranker, chains: Chains, floor: float = 1e-3, score_M: Float[np.ndarray, " M"] | None = None
 ) -> Ranker:
-    """Fits slope and intercept by a logistic regression on chains outside the training.
+    """Returns the ranker with slope and intercept from a logistic regression on chains outside the training.
 
-    Policies weigh the same. The slope is kept above `floor`, so that probabilities never reverse the ranking. `score_M`
+    Policies weigh the same. The slope is at least `floor`, so that probabilities never reverse the ranking. `score_M`
     replaces the ranker's own scores of the chains, if it was trained on them.
     """
     score_M = ranker.score(chains.x_MF) if score_M is None else score_M
@@ -269,7 +269,7 @@ def calibrated(
 
 
 def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " P"]:
-    """Returns the mean correctness of the leading answers in each pool's weighted vote.
+    """Returns each pool's accuracy in [0, 1] by weighted vote: the leading answers' mean correctness.
 
     Weights must be at least 0. A pool without an answer counts as incorrect.
     """
@@ -300,7 +300,7 @@ def best_correct(chains: Chains, score_M: Float[np.ndarray, " M"]) -> Float[np.n
 
 
 def answer_shares(weight_N: Float[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Returns each chain's answer share of one pool's weights; 0 without an answer."""
+    """Returns the share of one pool's total weight that goes to each chain's answer; 0 without an answer."""
     answered_N = class_N >= 0
     total_C = np.bincount(class_N[answered_N], weight_N[answered_N]) if answered_N.any() else np.ones(1)
     return np.where(answered_N, total_C[class_N] / max(total_C.sum(), 1e-300), 0.0)
@@ -313,7 +313,7 @@ def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:
 
 
 def joined(parts: Sequence[Chains]) -> Chains:
-    """Concatenates chains; each part becomes one policy, with problem numbers of its own."""
+    """Concatenates one or more `Chains`; each becomes one policy, with problem numbers of its own."""
     offsets = np.cumsum([0, *(int(part.problem_M.max(initial=-1)) + 1 for part in parts)])
     numbered = [
         part._replace(problem_M=part.problem_M + start, policy_M=np.full_like(part.policy_M, i))

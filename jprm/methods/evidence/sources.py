@@ -72,7 +72,7 @@ def texts(tree: ReasoningTree) -> list[tuple[str, ...]]:
 
 
 def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F"]:
-    """Scatters rows per chain into rows per node; chains must agree on shared nodes."""
+    """Scatters rows, one per step of each chain, into rows per node; chains must agree on shared nodes."""
     chains = chains_of(tree)
     out_NF = np.full((len(tree.nodes), len(rows[0][0]) if rows else 0), np.nan)
     for chain, row in zip(chains, rows, strict=True):
@@ -87,7 +87,7 @@ def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def labels_of(steps: Sequence[str]) -> list[int | None]:
-    """Returns each step's arithmetic label, also checked against earlier values of the quantity named in the step.
+    """Returns each step's arithmetic label (1 true, 0 false, None undecided), also checked against earlier values.
 
     Instruct models write `x = 165 / 1.1` on one line and `x = 150` on the next; the second is checked against the
     first. This is too strict for step labels, since a name may change its meaning.
@@ -188,7 +188,7 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def answers_of(tree: ReasoningTree) -> list[Any]:
-    """Returns each chain's answer: the recorded one, else the value of the last step."""
+    """Returns each chain's answer: the recorded one, else the value of the last step; None if there is neither."""
     answers = []
     for chain in chains_of(tree):
         leaf = tree.nodes[chain[-1]]
@@ -258,9 +258,9 @@ CLIP = 1e-5
 def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | None = None) -> Rows:
     """Summarises step scores as the numbers `SCORES`: one row per step, over the steps so far.
 
-    A row has the lowest, mean and last weight in [0, 1], the relative place of the lowest, the sum of logs (rule
-    `prod`), and the lowest, last and mean log odds, which separate scores near 1. NaN marks a step left open by a
-    judge; it is skipped. `odds_P` holds scores written as log odds, e.g. log ratios, whose weights would all be 0 or 1.
+    A row has the lowest, mean and last weight in [0, 1], the relative place of the lowest (0 first, 1 last), the sum of
+    logs (rule `prod`), and the lowest, last and mean log odds, which separate scores near 1. NaN marks a step left open
+    by a judge; it is skipped. `odds_P` has the scores as log odds, e.g. log ratios, whose weights would all be 0 or 1.
     """
     rows, low, least, place, total, count, sum_log, sum_odds = [], math.nan, math.nan, math.nan, 0.0, 0, 0.0, 0.0
     for k, (score, odds) in enumerate(zip(score_P, log_odds(score_P) if odds_P is None else odds_P, strict=True)):
@@ -374,8 +374,8 @@ DEFAULT = ("arithmetic", "numbers", "form", "pool")
 def find(name: str) -> Source:
     """Finds a source by name, e.g. `arithmetic` or `prm=out/run`; loads its model or judge.
 
-    Raises ValueError, listing the known names, if the name is unknown; also the loaders' errors for `prm=` and
-    `judge=`.
+    Raises ValueError, listing the known names, if the name is unknown, MissingPart if a module, file or object does not
+    exist; also the loaders' errors for `prm=` and `judge=`.
     """
     kind, equals, path = name.partition("=")
     if equals and kind == "prm" and path:
@@ -399,7 +399,7 @@ def find(name: str) -> Source:
 
 
 def of_model(path: Given) -> Source:
-    """Returns the source `prm=PATH`: a model's step scores."""
+    """Returns the source `prm=PATH`: a model's step scores. A relative path becomes absolute in its name."""
     from jprm.loading import load
 
     path = os.fspath(path)
@@ -440,7 +440,7 @@ def _of_scorer(name: str, scorer: Any, scores: Callable[[Sequence[ReasoningTree]
 
 
 def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-    """Returns the numbers of all sources side by side, (N, F) for each tree.
+    """Returns the numbers of all sources side by side: for each tree (N, F), or (0, 0) if it has no steps.
 
     Raises ValueError if a user's source returns the wrong shape or an infinite number.
     """
@@ -481,26 +481,26 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})s?\b", re.IGNORECASE)
 
 
 def value_of(text: str) -> float:
-    """Returns the number in a text with thousands separators, rounded to 6 digits."""
+    """Returns the number in a text that may have thousands separators, e.g. `1,200`, rounded to 6 decimals."""
     return round(float(text.replace(",", "")), 6)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def numbers(text: str) -> tuple[float, ...]:
-    """Returns a text's numbers in order, without step labels (`A1:`, `Step 2.`) and calculator marks."""
+    """Returns a text's numbers in order, without signs, step labels (`A1:`, `Step 2.`) and calculator marks."""
     plain = _MARK.sub("", _LABEL.sub("", text))
     return tuple(value_of(match) for match in _NUMBER.findall(plain) if match)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def results(text: str) -> tuple[float, ...]:
-    """Returns a step's results: the numbers after an equals sign with no operation after them."""
+    """Returns a step's results: the numbers, without signs, after an equals sign with no operation after them."""
     plain = _MARK.sub("", _LABEL.sub("", text))
     return tuple(value_of(match) for match in _RESULT.findall(plain) if match)
 
 
 def value_of_step(text: str) -> float | None:
-    """Returns a step's last result, else its last number, if any."""
+    """Returns a step's last result, else its last number, else None."""
     values = results(text) or numbers(text)
     return values[-1] if values else None
 

@@ -50,15 +50,14 @@ class Vote:
     distance: float = 2.0
 
     def powers(self, share_P: Float[np.ndarray, " P"], distance_P: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
-        """Returns the exponent of the verifier's score in each pool's vote: power (1 - share)^agreement /
-        distance^distance.
+        """Returns the exponent of the odds in each pool's vote: power (1 - share)^agreement / distance^distance.
 
-        `share_P` is the majority's share, `distance_P` (at least 1) how unlike the training policies the pool is.
+        `share_P` is the majority's share, `distance_P` (raised to 1) how unlike the training policies the pool is.
         """
         return self.power * (1 - share_P) ** self.agreement / np.maximum(1, distance_P) ** self.distance
 
     def weights(self, ranker: Ranker, chains: Chains) -> Float[np.ndarray, " M"]:
-        """Returns each chain's weight in its pool's vote."""
+        """Returns each chain's weight in [0, 1] in its pool's vote (`vote_weights`)."""
         power_P = self.powers(*pool_signals(ranker, chains))
         return vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M], chains)
 
@@ -125,7 +124,7 @@ class FusedVerifier:
         return {"verifier": self.name, **self.request}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the verifier's entry in result files."""
+        """Returns the verifier's entry in result files: `name`, `folder` and `step`. `records` are not read."""
         return {"name": path_of(self.name).name, "folder": self.name, "step": 0}
 
     def by(self, output: str) -> FusedVerifier:
@@ -168,7 +167,7 @@ class FusedVerifier:
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns `{"score": (N,), "vote": (N,)}` for each tree."""
+        """Returns `{"score": (N,), "vote": (N,)}` for each tree, in float32; `vote` is 0 except at the last steps."""
         outputs = []
         for tree, x_NF in zip(trees, evidence.read(self.sources, trees), strict=True):
             if not tree.nodes:
@@ -213,7 +212,7 @@ def _recorded(source: Source) -> dict[str, Any]:
 
 
 def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: str = "chains") -> dict[str, Any]:
-    """Returns everything that the scores depend on; `chooses` is `chains` or `answers`."""
+    """Returns all that the scores depend on, e.g. `coefficients`; `chooses` is "chains" or "answers"."""
     of_answers = {"chooses": chooses} if chooses != "chains" else {}
     return of_answers | {
         "sources": {source.name: {"version": source.version, **source.request} for source in sources},

@@ -59,7 +59,7 @@ class BestOfN:
 
 
 def lead(tree: GrowingTree) -> float:
-    """Returns the probability that the finished chains' leading answer stays ahead of the second."""
+    """Returns the probability that the leading answer stays ahead of the second; without answers, 1/2."""
     from jprm.methods.evaluate.votes import answer_classes  # they need array libraries
     from jprm.methods.search.jobs import answers_of, is_candidate
 

@@ -27,7 +27,7 @@ ROOT = -1
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for n samples after a node: one step each, or to the chain's end."""
+    """A request for n samples after `node` (or `ROOT`): one step each, or to the chain's end."""
 
     node: int
     n: int
@@ -63,8 +63,8 @@ class GrowingTree:
     def __init__(
         self,
         problem: Problem,
-        handle: int,
-        budget: int | None,
+        handle: int,  # the scorer's, for the problem
+        budget: int | None,  # generated tokens; None is unlimited
         scale: Scale = PROBABILITY,
         semantics: str = "correctness",
         finished_by: Finish | None = None,
@@ -91,7 +91,7 @@ class GrowingTree:
         self._tokens: dict[str, list[int]] = {"step": [0, 0], "end": [0, 0]}  # sum and count, by `until`
 
     def path(self, node: int) -> list[int]:
-        """Returns the nodes from the first step to this node."""
+        """Returns the nodes from the first step to this node; [] for `ROOT`."""
         return path_to(node, self.parent)
 
     def steps(self, node: int) -> tuple[str, ...]:
@@ -102,9 +102,9 @@ class GrowingTree:
         return Prefix(self.problem.text, self.steps(node))
 
     def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-        """Returns (score, key), (N,) each, for the chains that end at these nodes, by `rule`, e.g. `min`.
+        """Returns (score, sort key), (N,) each, for the chains that end at these nodes, by `rule`, e.g. `min`.
 
-        See `jprm.score.aggregate.chain_scores`.
+        NaN if a step's score is not finite. See `jprm.score.aggregate.chain_scores`.
         """
         from jprm.score.aggregate import chain_scores
 
@@ -113,8 +113,8 @@ class GrowingTree:
     def add(self, start: int, sample: Sample, until: str) -> Draw | None:
         """Adds a sample's steps as nodes after node `start` and returns its draw, unless the sample failed.
 
-        `until` is the request's, `step` or `end`: mean lengths are kept for each. A sample over the budget opens no
-        node.
+        `until` is the request's, `step` or `end`: mean lengths are kept for each. After a sample over the budget, a
+        chain neither continues nor counts as finished.
         """
         if sample.finish_reason == "error":
             self.failed, self.error = self.failed + 1, sample.error
@@ -143,7 +143,7 @@ class GrowingTree:
     def affordable(self, until: str) -> float:
         """Returns how many samples (`until`: step or end) the budget still allows, by their mean length so far.
 
-        Before the first one, a sample counts as one token. Infinite without a budget.
+        It is not rounded. Before the first sample, each counts as one token. Infinite without a budget.
         """
         total, count = self._tokens[until]
         if self.budget is None:
@@ -194,5 +194,5 @@ CHOICES: tuple[str, ...] = get_args(Choice)
 
 
 def find(name: str) -> Any:
-    """Returns a method's config class, by its name, `module:NAME` or `FILE.py:NAME`."""
+    """Returns a method's config class, by its name, `module:NAME` or `FILE.py:NAME`; ValueError if unknown."""
     return find_part(name, METHODS, "method", type, files=True)

@@ -45,12 +45,14 @@ def search_file(
     *,
     on_error: str = "stop",
 ) -> dict[str, int]:
-    """Searches the problems of a file and returns counts; `prm_tokens` and `judge_tokens` omit tokens lost by a kill.
+    """Searches the problems of a file and returns counts, including earlier calls, e.g. `{"problems": 2, "chosen": 1}`.
 
-    `scored_by` identifies the scorer in the results. A problem without a single sampled step has no record: its line
-    goes, byte for byte, to `OUTPUT.rejects`, like bad lines with on_error='skip'.
+    `scored_by` identifies the scorer in the results, {} for `Unscored`. A problem without a single sampled step has no
+    record: its line goes, byte for byte, to `OUTPUT.rejects`, like bad lines with on_error='skip'. `prm_tokens` and
+    `judge_tokens` omit tokens lost by a kill; the former and `rejected` are absent if the output was complete before.
 
     Raises:
+      RecordError: a bad line, for on_error='stop'.
       ValueError: `output`, or its part, belongs to another request; no file is touched.
       PolicyError: the policy does not answer; the same call continues once it does.
     """
@@ -123,7 +125,7 @@ def _counts(output: Path) -> dict[str, int]:
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
     """Returns the index of the highest key, the first if tied, unless all are NaN.
 
-    A chain without an answer is chosen only if no chain has one.
+    A chain not marked in `answered_N` is chosen only if no marked one has a key.
     """
     key_N = np.asarray(key_N, float)
     valid_N = ~np.isnan(key_N)
@@ -134,7 +136,7 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 
 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
-    """Returns the class with the largest total weight, the first if tied. Class -1 has no vote."""
+    """Returns the class with the largest total weight, the lowest if tied, without class -1; None if all are -1."""
     class_N = np.asarray(class_N)
     if not (class_N >= 0).any():
         return None
@@ -145,7 +147,7 @@ def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> i
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The chosen chain: the index of its last draw, or None and the reason."""
+    """The chosen chain: its last draw's index in `tree.draws`, or None and the `reason`."""
 
     draw: int | None
     answer: str | None = None
@@ -162,8 +164,9 @@ def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
     """Chooses among the chains that finished within the token budget.
 
     `how` is "best" (the highest score by `rule`), "majority", or "weighted", a vote weighted by score. A vote returns
-    the winning answer's best chain. Votes count equivalent answers as one, as evaluations do
-    (`jprm.methods.evaluate.votes.answer_classes`). If there is no such chain, the result has the reason.
+    the winning answer's best chain; without answers, the best of all. Votes count equivalent answers as one, as
+    evaluations do (`jprm.methods.evaluate.votes.answer_classes`). If there is no such chain, the result has the reason.
+    Raises ValueError if a weighted vote has a negative weight.
     """
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:
@@ -204,7 +207,7 @@ def _why_none(tree: GrowingTree) -> str:
 
 
 def answers_of(tree: GrowingTree) -> Answers:
-    """Returns the final answers of finished chains, including chains over the budget."""
+    """Returns the final answers of finished chains, also over the budget; a chain may have the answer None."""
     ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
         return {node: tree.finished_by(tree.problem.text, tree.steps(node)) for node in ends}
@@ -214,11 +217,11 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a finished search's record, a pool or a tree (`kind`), if a step was sampled.
+    """Returns a finished search's record, a pool or a tree (`kind`); None if no step was sampled.
 
     It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice by `rule` and `how` (e.g.
-    `best`, `majority`), the cost, and the fields of `about`.
+    `best`, `majority`), the cost, and the fields of `about`. `chosen` is the index in `samples` or `nodes`, or null.
     """
     if not tree.text:
         return None
@@ -316,11 +319,9 @@ _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "ove
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:
     """Returns the threshold on the chosen chain's score that bounds the error rate of accepted answers.
 
-    The bound `error_rate` holds with probability `confidence` over calibration sets. Searches without a choice are left
-    out.
-
-    Raises ValueError for a record that is not a search result, repeats a problem, has a choice of unknown correctness,
-    or has a score outside [0, 1].
+    The bound `error_rate` holds with probability `confidence` over calibration sets. Searches without a choice or its
+    score are left out. Raises ValueError for a record that is not a search result, repeats a problem, has a choice of
+    unknown correctness, or has a score outside [0, 1].
     """
     scores, right, seen = [], [], set()
     for i, record in enumerate(records, start=1):
@@ -338,7 +339,7 @@ def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidenc
 
 
 def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
-    """Returns the record with `search.accepted`, the threshold, its error rate and its confidence."""
+    """Returns the record with `search.accepted` (False without a score), threshold, error rate and confidence."""
     score = _score(_found(record, 1), 1)
     verdict = {
         "accepted": score is not None and score >= threshold.threshold,
@@ -352,10 +353,11 @@ def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
 def filter_file(input: Path, calibration: Path, output: Path, error_rate: float, confidence: float) -> dict[str, Any]:
     """Writes the results in `input` with `search.accepted`; returns counts and the threshold.
 
-    The threshold is calibrated on the file `calibration`, as in `calibrate`.
+    The keys are `accepted`, `abstained`, `accepted_wrong` (if known) and `threshold` (None if it accepts no result). It
+    is calibrated on the file `calibration`, as in `calibrate`.
 
-    Raises ValueError like `calibrate`, and if the results were searched differently from the calibration's or share a
-    problem with it.
+    Raises ValueError like `calibrate`, and if a file is empty, or the results were searched differently from the
+    calibration's or share a problem with it.
     """
     check_output(output, input, calibration)
     known, records = (list(read_records(path)) for path in (calibration, input))
@@ -380,7 +382,7 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
 
 
 def way_of(record: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """Returns the settings with which the i-th record was searched."""
+    """Returns the settings with which a record was searched; an error names it as the i-th, from 1."""
     return {key: value for key, value in _found(record, i).items() if key not in _COSTS}
 
 

@@ -47,7 +47,7 @@ class SearchConfig:
           the answer with the largest score sum, each with its best chain.
       budget: generated tokens per problem, at most; by default without limit. Samples that will not fit, by the mean
           length so far, are not requested. One that turns out too long, and all after it, are marked `over_budget`.
-      seed: number of a prefix's first sample.
+      seed: number of a prefix's first sample; later ones count up from it.
       at_once: problems to advance together.
     """
 
@@ -85,7 +85,7 @@ def search(
 ) -> Iterator[tuple[int, GrowingTree]]:
     """Yields (index, finished search) for every problem, in order of completion.
 
-    A failed sample is counted in its tree, and the search continues.
+    Why it ended is in `ended` of the tree. A failed sample is counted there, and the search continues.
 
     Raises PolicyError if every sample in a round failed, so the policy seems down. But if it has answered before,
     and at most half the problems that started together (or one) are left, the failures count as theirs: a prefix may
@@ -228,7 +228,7 @@ class LiveScorer(Protocol):
         ...
 
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
-        """Appends steps[i] after parents[i]; returns the new handles and their float32 scores.
+        """Appends steps[i] after parents[i]; returns the new handles and their float32 scores, NaN if unknown.
 
         Parents must be handles that are not released; they may be in several trees, and may repeat.
         """
@@ -240,8 +240,8 @@ class LiveScorer(Protocol):
 
 
 def live_scorer(prm: Any) -> LiveScorer:
-    """Returns the fastest scorer that fits: `LiveTrees` computes every token once; refused models, rubrics
-    and fused verifiers (by their sources for prefixes) get a `Rescorer`, judges a `LiveJudge`."""
+    """Returns the fastest scorer that fits: `LiveTrees` computes every token once. Models that it refuses, rubrics and
+    fused verifiers (by their sources for prefixes) get a `Rescorer`, judges a `LiveJudge`, and `Unscored` stays."""
     from jprm.methods.decoding.cache import LiveTrees
 
     if isinstance(prm, Unscored):
@@ -360,5 +360,5 @@ class LiveJudge(Rescorer):
         return handles, score_P
 
     def take(self, handle: int) -> list[tuple[Critique, Reading]]:
-        """Returns the critiques of the step with this handle and their readings, and forgets them."""
+        """Returns the critiques of the step with this handle and their readings, and forgets them: once per handle."""
         return self._judged.pop(handle)

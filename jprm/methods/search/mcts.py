@@ -28,9 +28,10 @@ class MCTS:
       simulations: Walks from the problem to a leaf, at most. The search ends earlier once everything within reach has
           been visited.
       expand: Next steps sampled after every visited leaf.
-      c_puct: Exploration weight in PUCT; AlphaZero's is 1.25. Values must be in [0, 1].
-      rollouts: Completions per visited leaf; their mean chain score is then its value, and one that is cut off counts
-          as 0. With 0 the value is the score of the leaf's own prefix. Completions are candidates for the result.
+      c_puct: Exploration weight in PUCT; AlphaZero's is 1.25. Made for values in [0, 1].
+      rollouts: Completions per visited leaf; their mean chain score is then its value, and one that is cut off or
+          unscored counts as 0. With 0 the value is the score of the leaf's own prefix. Completions are candidates for
+          the result.
       max_steps: Steps per chain, at most.
     """
 

@@ -30,7 +30,7 @@ class Particles:
 
     Attributes:
       particles: Chains to follow.
-      temperature: Of the odds: large ones resample evenly, small ones keep the best.
+      temperature: Above 0; a high one resamples evenly, a low one keeps the best.
       max_steps: Rounds, at most.
     """
 
@@ -71,7 +71,7 @@ class Particles:
 def odds(log_probabilities: Sequence[float], temperature: float) -> list[float]:
     """Returns (p / (1 - p)) ** (1 / temperature), divided by the largest; 0 if log p is NaN.
 
-    If every p is 0 or NaN, all odds are 1. 1 - p is at least 1e-9.
+    If every p is 0 or NaN, all odds are 1. 1 - p is at least 1e-9. The input must not be empty.
     """
     logits = [
         -math.inf if log_p != log_p else log_p - math.log(max(-math.expm1(log_p), 1e-9)) for log_p in log_probabilities
@@ -83,7 +83,7 @@ def odds(log_probabilities: Sequence[float], temperature: float) -> list[float]:
 def resampled(items: Sequence[int], weights: Sequence[float], n: int, start: float) -> list[int]:
     """Returns n items by systematic resampling: each occurs n w / sum(w) times, rounded down or up.
 
-    `start` in [0, 1) is the only random number.
+    `start` in [0, 1) is the only random number. The weights must not all be 0.
     """
     total, passed, drawn = sum(weights), 0.0, []
     for item, weight in zip(items, weights, strict=True):

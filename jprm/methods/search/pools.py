@@ -41,7 +41,8 @@ def sample_file(
 ) -> dict[str, int]:
     """Writes a pool with n samples for every problem in a file; returns counts, including earlier calls.
 
-    Sample j has number `seed + j`. `at_once` problems are sampled together.
+    Counts: `problems`, `samples`, `correct`, `cut`, `tokens`, and `unjudged`, `empty`, `failed` if above 0. Sample j
+    has number `seed + j`. `at_once` problems are sampled together.
 
     Raises:
       RecordError: a bad line, for on_error='stop'. With 'skip' it goes to `OUTPUT.rejects`.
@@ -143,7 +144,10 @@ def _most_tokens(policy: Policy) -> int:
 
 
 def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Returns a problem's record with its samples; failed ones and ones without steps are only counted."""
+    """Returns a problem's record with its samples; failed ones and ones without steps are only counted.
+
+    A sample has `correct` if the problem has an `answer`; a cut-off one has the answer None and is incorrect.
+    """
     correct: dict[str | None, bool] = {}  # answers repeat
 
     def written(sample: Sample) -> dict[str, Any]:
@@ -179,7 +183,7 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def shares(counts: Mapping[str, Any]) -> str:
-    """Returns the fractions of correct and of cut off samples, in words, from `counts` of `sample_file`."""
+    """Returns e.g. "61.2% correct, 3.0% cut off" from counts of `sample_file`; without `correct` if `unjudged`."""
     samples = max(1, counts["samples"])
     parts = [] if counts.get("unjudged") else [f"{counts['correct'] / samples:.1%} correct"]
     return ", ".join([*parts, f"{counts['cut'] / samples:.1%} cut off"])
