@@ -171,10 +171,10 @@ def _binary(log: Float[np.ndarray, "*shape"]) -> tuple[Float[np.ndarray, "*shape
 
     Sums scaled by a power of two keep their ties.
     """
-    there = log > -np.inf
-    exponent = np.floor(np.where(there, log, 0.0) / np.log(2))
-    mantissa = np.where(there, np.exp(np.where(there, log, 0.0) - exponent * np.log(2)), 0.0)
-    return mantissa, np.where(there, np.clip(exponent, LEAST, -LEAST), LEAST).astype(np.int32)
+    finite = log > -np.inf
+    exponent = np.floor(np.where(finite, log, 0.0) / np.log(2))
+    mantissa = np.where(finite, np.exp(np.where(finite, log, 0.0) - exponent * np.log(2)), 0.0)
+    return mantissa, np.where(finite, np.clip(exponent, LEAST, -LEAST), LEAST).astype(np.int32)
 
 
 def _class_correct(class_PN, correct_PN):
