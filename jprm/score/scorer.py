@@ -281,6 +281,8 @@ class PRM:
             token_trees[i] = dataclasses.replace(token_trees[i], extras={})
         start_N, first_K = np.concatenate([*start, [0]]), np.cumsum([0, *map(len, start)])
         rows = (rows_of_chains if self._chain_rows else rows_of_trees)(token_trees, min(row or LONGEST, LONGEST))
+        if trees and not any(len(tree.run_M) for tree in token_trees):  # pools without steps: their row is padding
+            rows = [(padding := empty_rows(1, SHORTEST, SHORTEST // 2), padding.tree, padding.tree)]
         batches = (
             self._batches(packed, start_N[np.where(tree_BS >= 0, first_K[tree_BS] + node_BS, -1)], tree_BS, node_BS)
             for packed, tree_BS, node_BS in rows
@@ -299,7 +301,8 @@ class PRM:
 
         def parts() -> Iterator[tuple[Prepared, list[dict[str, np.ndarray]], Batch, bool]]:
             for prepared in chunks:
-                results: list[dict[str, np.ndarray]] = [{} for _ in prepared.trees]
+                stepless = dict.fromkeys(self.output_names, np.zeros(0, np.float32))
+                results = [{} if tree.nodes else stepless.copy() for tree in prepared.trees]
                 for batch, after in itertools.pairwise(itertools.chain(prepared.batches, [None])):
                     yield prepared, results, cast(Batch, batch), after is None
 
@@ -409,7 +412,7 @@ def longest_chain(tree: TokenTree) -> int:
 
 
 def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
-    finite_N = np.isfinite(value_N).reshape(len(value_N), -1).all(1)
+    finite_N = np.isfinite(value_N).all(axis=tuple(range(1, value_N.ndim)))
     if tree.of_messages:
         finite_N = finite_N | np.array([not node.is_step for node in tree.nodes])
     if not finite_N.all():

@@ -108,6 +108,17 @@ def test_records_come_back_in_order_with_scores_and_nothing_else_changed(prm):
             assert a == b or a == pytest.approx(b, abs=CLOSE)
 
 
+@pytest.mark.parametrize("one_chain", [False, True])
+def test_pools_without_steps_come_back_even_if_they_fill_a_chunk(prm, monkeypatch, one_chain):
+    monkeypatch.setattr(scorer, "chain_rows", lambda config: one_chain)
+    empty, (chain,) = {"problem": "2 + 2?", "samples": [], "empty_samples": 3}, chains(1, seed=2)
+    records = [*[empty] * 8, chain, empty]  # the first chunk has no step, the second a few
+    assert [*prm.score_many(records)] == [*[empty] * 8, *prm.score_many([chain]), empty]
+    sizes = [len(score_N) for score_N in prm.score_trees(list(map(tree_of, records)))]
+    assert sizes == [0] * 8 + [len(chain["steps"]), 0]
+    assert prm.outputs_of([]) == [] and prm.score_trees([tree_of(empty)])[0].shape == (0,)
+
+
 def test_a_chain_longer_than_any_row_gets_its_own(prm):
     long = {"problem": "long", "steps": [f"add {i}" for i in range(120)]}
     assert sum(len(step) + 1 for step in long["steps"]) > scorer.LONGEST

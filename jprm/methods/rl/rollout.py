@@ -205,9 +205,8 @@ def _scored(prm: PRM, drawn: Sequence[tuple[Record, Sequence[Rollout]]]) -> list
             first = len(nodes)
             nodes += [Node(i - 1 if i > first else -1, text) for i, text in enumerate(sample.steps, first)]
         trees.append(ReasoningTree(record["problem"], tuple(nodes), kind="pool"))
-    scored_trees, scores = iter(prm.score_trees([tree for tree in trees if tree.nodes])), []
-    for (_, samples), tree in zip(drawn, trees, strict=True):
-        score_N = next(scored_trees) if tree.nodes else np.zeros(0, np.float32)
+    scores = []
+    for (_, samples), score_N in zip(drawn, prm.score_trees(trees), strict=True):
         bounds = np.cumsum([len(sample.steps) for sample in samples])[:-1]
         scores.append([score_P.tolist() for score_P in np.split(score_N, bounds)])
     return scores
