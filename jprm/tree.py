@@ -292,7 +292,7 @@ def with_labels(
         origin_of = origin if label is not None else None
         nodes.append(dataclasses.replace(node, label=label, origin=origin_of, extra={**extra, **note}))
     extra = without_chain(tree.extra)
-    kind = tree.kind if tree.of_messages else "tree"
+    kind = tree.kind if tree.of_messages or not tree.nodes else "tree"
     return dataclasses.replace(tree, nodes=tuple(nodes), semantics=semantics, kind=kind, extra=extra)
 
 

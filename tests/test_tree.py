@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from refusing import refused
 
 from jprm.io.jsonl import Rejects, write_records
-from jprm.tree import SEMANTICS, RecordError, chains_of, in_order_of, read_records, record_of, tree_of, with_scores
+from jprm.tree import (
+    SEMANTICS,
+    RecordError,
+    chains_of,
+    in_order_of,
+    read_records,
+    record_of,
+    tree_of,
+    with_labels,
+    with_scores,
+)
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8).filter(lambda s: s.strip())
 number = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
@@ -103,6 +113,12 @@ def test_any_json_is_a_record_or_a_record_error(value):
         assert str(error).startswith("record: ")
     else:
         assert exact(record_of(tree)) == exact(value)
+
+
+def test_labels_leave_a_pool_without_steps_a_record_that_can_be_read():
+    pool = tree_of({"problem": "p", "samples": [], "empty_samples": 3})
+    labelled = with_labels(pool, [], "value", "monte_carlo")
+    assert tree_of(record_of(labelled)) == labelled and labelled.extra == pool.extra
 
 
 def test_a_changed_tree_says_what_changed_even_where_the_record_had_null():

@@ -324,7 +324,7 @@ def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> li
         extras = [{**node.extra, REFERENCE: float(log)} for node, log in zip(tree.nodes, log_N, strict=True)]
         nodes = tuple(dataclasses.replace(node, extra=extra) for node, extra in zip(tree.nodes, extras, strict=True))
         extra = {**without_chain(tree.extra), REFERENCE: pathlib.Path(reference.name).name}
-        results.append(dataclasses.replace(tree, nodes=nodes, kind="tree", extra=extra))
+        results.append(dataclasses.replace(tree, nodes=nodes, kind="tree" if nodes else tree.kind, extra=extra))
     return results
 
 

@@ -77,7 +77,7 @@ def _counts(tree: ReasoningTree) -> _Counts:
     inner = {node.parent for node in tree.nodes}
     known = [node.correct is not None and i not in inner for i, node in enumerate(tree.nodes)]
     none_N = np.zeros(len(known), int)
-    return _Counts(np.array(known), none_N, none_N.copy(), none_N.copy(), none_N.copy())
+    return _Counts(np.array(known, bool), none_N, none_N.copy(), none_N.copy(), none_N.copy())
 
 
 def _label_chunk(chunk, records, rollouts, config, verifier):

@@ -124,8 +124,9 @@ def test_adaptive_rollouts_go_where_the_threshold_is_open(tmp_path):
     policy = Scripted([1, 0] * 32)
     config = MonteCarloConfig("soft", k=8, adaptive=Adaptive(threshold=0.5, most=24, mean=100))
     with Rollouts(policy, tmp_path / "r.jsonl") as rollouts:
-        (tree,) = label_trees([tree_of(CHAIN)], rollouts, config)
-        assert [node.extra["rollouts"] for node in tree.nodes] == [24] * 3
+        empty = tree_of({"problem": "1+2", "answer": "3", "samples": [], "empty_samples": 2})
+        tree, without_steps = label_trees([tree_of(CHAIN), empty], rollouts, config)
+        assert [node.extra["rollouts"] for node in tree.nodes] == [24] * 3 and not without_steps.nodes
         assert rollouts.sampled == 72
     decided = Scripted([1] * 64)
     with Rollouts(decided, tmp_path / "d.jsonl") as rollouts:
