@@ -121,7 +121,7 @@ def draws(
     `statistic` takes R rows of item weights: how often each item's group was drawn. Calls with the same seed and groups
     draw the same resamples, so their draws can be subtracted. Without items, every draw is the statistic's value.
     """
-    group_N = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
+    group_N = numbered(groups)
     size = len(group_N)
     value = statistic(np.ones((1, size)))[0]
     if not size:
@@ -195,12 +195,18 @@ def difference(a: Draws, b: Draws | None = None) -> Difference:
 
 def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
     """Returns each item's group number, from 0; more than `MOST_GROUPS` groups are joined at random."""
-    groups = np.asarray(groups)
-    group_N = np.unique(groups.astype(str) if groups.dtype == object else groups, return_inverse=True)[1].reshape(-1)
+    group_N = numbered(groups)
     count = int(group_N.max(initial=-1)) + 1
     if count <= MOST_GROUPS:
         return group_N
     return (np.random.default_rng(0).permutation(count) % MOST_GROUPS)[group_N]
+
+
+def numbered(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
+    """Returns each item's number among the sorted distinct groups."""
+    # Of objects: in an array of texts every one would take the longest one's memory.
+    items = groups if isinstance(groups, np.ndarray) else np.array(groups, object)
+    return np.unique(items, return_inverse=True)[1].reshape(-1)
 
 
 def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:

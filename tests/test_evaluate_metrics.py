@@ -1,4 +1,5 @@
 import itertools
+import tracemalloc
 
 import hypothesis.extra.numpy as hnp
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from refusing import refused
 
-from jprm.statistics import auroc, average_precision, bootstrap, weighted_mean
+from jprm.statistics import auroc, average_precision, bootstrap, numbered, weighted_mean
 
 # few distinct scores, so that ties are the rule
 scores = hnp.arrays(float, 12, elements=st.sampled_from([-np.inf, -1.0, 0.0, 0.25, 0.5, 1.0]))
@@ -85,3 +86,22 @@ def test_bootstrap_leaves_out_draws_without_a_class():
     assert 0 < interval.low < interval.value == 0.5 < interval.high < 1
     undefined = bootstrap(lambda w: auroc(score, positive & False, w), [0, 1, 2], seed=0)
     assert undefined.json() == {"value": None, "low": None, "high": None}
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [["b", "a", "b", ""], [3, 1, 3, -2], [2.5, 1.0, 2.5], ["2", "10", "2"], np.array([5, 2, 5]), ["é", "z", "é"]],
+)
+def test_groups_are_numbered_in_order(groups):
+    wanted = np.unique(np.asarray(groups), return_inverse=True)[1]
+    assert numbered(groups).tolist() == numbered(np.array(groups, object)).tolist() == wanted.tolist()
+    assert numbered([]).shape == (0,)
+
+
+def test_one_long_problem_does_not_lengthen_the_others():
+    tracemalloc.start()
+    try:
+        assert len(set(numbered(["p" * 30_000, *["q", "r"] * 10_000]).tolist())) == 3
+        assert tracemalloc.get_traced_memory()[1] < 10e6  # as an array of texts 2.4 GB
+    finally:
+        tracemalloc.stop()

@@ -70,7 +70,7 @@ from jprm.methods.evaluate.run import UNREAD, PathLike, by_name, load_and_score,
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.jobs.score import stored_scale
 from jprm.methods.judge.critiques import KEY as CRITIQUES
-from jprm.statistics import Draws, auroc, bootstrap, difference, draws, f1, interval, jsonable, weighted_mean
+from jprm.statistics import Draws, auroc, bootstrap, difference, draws, f1, interval, jsonable, numbered, weighted_mean
 from jprm.tree import Node, ReasoningTree, chains_of, tree_of
 
 CLASSES = (-1, 0, 1)
@@ -329,7 +329,7 @@ def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
     columns = np.array(trivial, float).reshape(-1, len(names)).T
     scored = bool(scores) and not any(np.isnan(score_T).any() for score_T in scores)
     keys = {name: np.array([key(score_T) for score_T in scores]) for name, key in OF_TRIAL.items() if scored}
-    task_K = np.unique(np.array(tasks, str), return_inverse=True)[1].reshape(-1)
+    task_K = numbered(tasks)
     return Trials(task_K, np.array(solved), keys, dict(zip(names, columns, strict=True)))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jprm.methods.evaluate import baselines
-from jprm.statistics import bootstrap, weighted_mean
+from jprm.statistics import bootstrap, numbered, weighted_mean
 
 FOLDS = 5
 CUTS = 64
@@ -42,7 +42,7 @@ def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any
     bad_M = np.concatenate([run.bad_T for run in runs]) if runs else np.zeros(0)
     score_M = np.concatenate([run.score_T for run in runs]) if runs else np.zeros(0)
     run_M = np.repeat(np.arange(len(runs)), [len(run.score_T) for run in runs])
-    task_K = np.unique([run.problem for run in runs], return_inverse=True)[1]
+    task_K = numbered([run.problem for run in runs])
     task_M = task_K[run_M]
     if np.isnan(score_M).any() or any(len(set(task_M[bad_M == kind])) < 2 for kind in (0, 1)):
         return None

@@ -23,7 +23,7 @@ from jprm.methods.evaluate.benchmark import Benchmark, Report, Request, scale_of
 from jprm.methods.evaluate.blocks import Block, Cell, Note, PageModel, Table, left_out_words, percent, words
 from jprm.methods.evaluate.findings import Finding
 from jprm.methods.evaluate.scored import F1, NothingToMeasure, ScoreError, ahead, f1_of, or_none, scores_of, weighted_f1
-from jprm.statistics import Draws, draws, jsonable
+from jprm.statistics import Draws, draws, jsonable, numbered
 from jprm.tree import ReasoningTree
 
 Scores = Sequence[Float[np.ndarray, " _"]]
@@ -99,7 +99,7 @@ def cross_fit(
     NothingToMeasure if the other folds lack chains with or without an error.
     """
     first_error_N = np.asarray(first_error_N)
-    problem_N = np.unique(np.asarray(problems), return_inverse=True)[1].reshape(-1)
+    problem_N = numbered(problems)
     n_problems = int(problem_N.max(initial=-1)) + 1
     if n_problems < folds:
         raise NothingToMeasure(f"{n_problems} problems cannot be dealt to {folds} folds")

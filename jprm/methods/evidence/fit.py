@@ -44,6 +44,7 @@ from jprm.methods.evidence.ranker import (
 )
 from jprm.methods.evidence.sources import Source, answers_of
 from jprm.methods.evidence.verifier import FusedVerifier, Vote, request_of
+from jprm.statistics import numbered
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
 CHUNK = 64
@@ -363,4 +364,4 @@ def _auroc(ranker: Ranker, policy: PolicyPools) -> float | None:
 
 def problem_ids(problems: Sequence[str]) -> Int[np.ndarray, " P"]:
     """Returns equal ids for equal problems, so that a bootstrap resamples a problem with all its policies."""
-    return np.unique([normalise(problem) for problem in problems], return_inverse=True)[1]
+    return numbered([normalise(problem) for problem in problems])
