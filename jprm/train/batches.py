@@ -54,7 +54,7 @@ def own_batches(
 
 
 def _batches(
-    experiment: Experiment, sources: list[Source], *, once: bool = False, stream: tuple[int, int] = (0, 1)
+    experiment: Experiment, sources: list[Source], *, once: bool, stream: tuple[int, int]
 ) -> grain.IterDataset[tuple[Rows, np.ndarray]]:
     """Returns one stream's part of the batches."""
     config = experiment.data
@@ -71,7 +71,7 @@ def _batches(
     if isinstance(config.mixture, str):
         endless = endless if shards else [x[stream[0] :: stream[1]] for x in endless]
         windows = find_part("jprm.methods.data.curriculum:Windows", {}, "curriculum")
-        return rows_of(windows(endless, experiment, functools.partial(_pack_window, pipeline), stream), pipeline)
+        return _batched(windows(endless, experiment, functools.partial(_pack_window, pipeline), stream), pipeline)
     weights = config.mixture if len(config.mixture) == len(sources) else [len(source) for source in sources]
     return rows_of(_mixed(endless, weights).batch(config.window, batch_fn=list), pipeline, divided=shards)
 
@@ -262,20 +262,20 @@ def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
 
 
 def rows_of(
-    windows: grain.MapDataset[Any] | grain.IterDataset[Any], config: PipelineConfig, *, divided: bool = False
+    windows: grain.MapDataset[Any], config: PipelineConfig, *, divided: bool = False
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Packs windows of token trees into batches; `divided` windows are this stream's, else it takes every n-th."""
     first, count = config.stream
-    if isinstance(windows, grain.IterDataset):  # they are packed
-        rows = config.rows // count
-        return grain.experimental.RebatchIterDataset(windows, rows).map(functools.partial(_fill_up, rows))
-    if divided:
-        packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
-    else:
-        packed = windows.map_with_index(functools.partial(_pack_window, config))
-        packed = packed[first::count] if count > 1 else packed
+    own = windows if divided or count == 1 else windows[first::count]
+    packed = own.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
     # One thread packs one window ahead, so that the accelerator does not wait for the host between windows.
-    return rows_of(packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)), config)
+    return _batched(packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)), config)
+
+
+def _batched(packed: grain.IterDataset[Any], config: PipelineConfig) -> grain.IterDataset[Any]:
+    """Cuts packed windows into this stream's batches."""
+    rows = config.rows // config.stream[1]
+    return grain.experimental.RebatchIterDataset(packed, rows).map(functools.partial(_fill_up, rows))
 
 
 def _pack_window(config: PipelineConfig, index: int, trees: list[TokenTree]) -> tuple[Rows, np.ndarray]:
