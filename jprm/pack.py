@@ -24,10 +24,8 @@ import numpy as np
 from jaxtyping import Bool, Int, Int32
 
 from jprm.rows import Rows, empty_rows
-from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, ranges, restrict, token_tree
+from jprm.token_tree import Geometry, TokenTree, chain_lengths, geometry, ranges, restrict
 from jprm.tree import path_to
-
-__all__ = ["PackReport", "Packed", "Part", "TokenTree", "empty_rows", "lay_out", "pack", "split", "token_tree"]
 
 TooLong = Literal["error", "truncate"]
 

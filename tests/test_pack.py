@@ -17,8 +17,9 @@ import jprm.pack
 from jprm.experiment import TargetConfig
 from jprm.methods.data.readers import find
 from jprm.objectives import targets
-from jprm.pack import empty_rows, pack, split, token_tree
-from jprm.token_tree import TokenTree, geometry
+from jprm.pack import pack, split
+from jprm.rows import empty_rows
+from jprm.token_tree import TokenTree, geometry, token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import Node, ReasoningTree, tree_of
 

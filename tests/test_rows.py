@@ -16,8 +16,9 @@ from jprm.experiment import TargetConfig
 from jprm.methods.rl.policy_gradient import path_sum
 from jprm.model.mesh import make_mesh, put_rows
 from jprm.objectives import returns, targets
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
 from jprm.rows import PER_TOKEN, Rows, ancestors, empty_rows, siblings
+from jprm.token_tree import token_tree
 from jprm.train.batches import PipelineConfig
 from jprm.tree import Node, ReasoningTree
 

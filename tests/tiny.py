@@ -17,8 +17,9 @@ from jprm.model import transformer
 from jprm.model.config import ModelConfig
 from jprm.model.mesh import spec
 from jprm.model.parameters import LoraConfig
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
 from jprm.rows import Rows, empty_rows
+from jprm.token_tree import token_tree
 from jprm.train.batches import counted_batches
 from jprm.train.state import make_optimizer, make_step, schedule, skipped
 from jprm.tree import Node, ReasoningTree

@@ -35,7 +35,8 @@ from jprm.methods.data.readers import find
 from jprm.methods.kernels.cpu import path_pairs
 from jprm.model.attention import attend, plan
 from jprm.model.config import ModelConfig
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
+from jprm.token_tree import token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
 

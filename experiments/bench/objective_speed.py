@@ -24,8 +24,9 @@ from jprm.checkpoints import base
 from jprm.experiment import DataConfig, Experiment, OptimizerConfig, TargetConfig
 from jprm.methods.data.readers import find
 from jprm.model.mesh import put_rows
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
 from jprm.rows import Rows
+from jprm.token_tree import token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.train import Trainer
 from jprm.tree import tree_of

@@ -28,7 +28,8 @@ from jprm.methods.data.readers import find
 from jprm.methods.layers import deltanet
 from jprm.model import transformer
 from jprm.model.config import DeltaNetConfig, ModelConfig
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
+from jprm.token_tree import token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import chains_of, tree_of
 

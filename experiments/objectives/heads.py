@@ -19,9 +19,9 @@ from experiments.objectives import states
 from jprm import objectives
 from jprm.experiment import Experiment, ObjectiveConfig
 from jprm.model.heads import find
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
 from jprm.rows import Rows
-from jprm.token_tree import Supervise
+from jprm.token_tree import Supervise, token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import ReasoningTree, with_scores
 

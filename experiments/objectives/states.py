@@ -23,9 +23,9 @@ from jprm.model.config import ModelConfig
 from jprm.model.layers import spans
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import Layers, embed, plans_of
-from jprm.pack import Packed, pack, token_tree
+from jprm.pack import Packed, pack
 from jprm.rows import Rows
-from jprm.token_tree import Supervise
+from jprm.token_tree import Supervise, token_tree
 from jprm.tokenizer import Layout, load_tokenizer, native_layout
 from jprm.tree import ReasoningTree, read_trees
 

@@ -35,8 +35,8 @@ from jprm.methods.judge.judge import Judge
 from jprm.methods.judge.load import load_judge
 from jprm.methods.label.config import CritiqueConfig
 from jprm.methods.label.jobs import label_critique
-from jprm.pack import token_tree
 from jprm.statistics import auroc, bootstrap, weighted_mean
+from jprm.token_tree import token_tree
 from jprm.tokenizer import Layout
 from jprm.train import Stopped, train
 from jprm.tree import ReasoningTree, read_records, tree_of

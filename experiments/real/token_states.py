@@ -44,8 +44,9 @@ from jprm.model.config import ModelConfig
 from jprm.model.layers import rms_norm, spans
 from jprm.model.mesh import MeshConfig, make_mesh
 from jprm.model.transformer import Layers, embed, head_logits, norm_scale, plans_of
-from jprm.pack import Packed, TokenTree, pack, token_tree
+from jprm.pack import Packed, pack
 from jprm.rows import Rows, padded_size
+from jprm.token_tree import TokenTree, token_tree
 from jprm.tokenizer import Layout, load_tokenizer, prompt_layout
 from jprm.tree import ReasoningTree, chains_of, tree_of
 

@@ -29,11 +29,11 @@ from jprm.model.config import ModelConfig
 from jprm.model.heads import Readout, Unless, find
 from jprm.model.mesh import put_rows, row_parts
 from jprm.model.transformer import check_model, step_logits
-from jprm.pack import Part, empty_rows, lay_out, pack, split, token_tree
-from jprm.rows import Rows, padded_size, padded_sizes
+from jprm.pack import Part, lay_out, pack, split
+from jprm.rows import Rows, empty_rows, padded_size, padded_sizes
 from jprm.score.aggregate import DEFAULT_RULE
 from jprm.score.scale import PROBABILITY, Scale
-from jprm.token_tree import BEGIN, TokenTree, chain_lengths, geometry
+from jprm.token_tree import BEGIN, TokenTree, chain_lengths, geometry, token_tree
 from jprm.tokenizer import Layout
 from jprm.tree import ReasoningTree, above_of, as_written, chain_tree, scored, tree_of
 

@@ -23,7 +23,9 @@ from jprm.methods.kernels.tpu import FIRST, LAST, LIVE, MINOR, SMEM, VMEM, Sizes
 from jprm.model.attention import ATTENTION, Implementation, attend, chain_rows, check, find, plan, suited
 from jprm.model.mesh import MeshConfig, make_mesh, put_rows, spec
 from jprm.model.transformer import check_model, step_logits
-from jprm.pack import empty_rows, pack, token_tree
+from jprm.pack import pack
+from jprm.rows import empty_rows
+from jprm.token_tree import token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import tree_of
 

@@ -32,7 +32,8 @@ from jprm.methods.data.step_labels import PRM800K
 from jprm.model.heads import HEADS
 from jprm.model.transformer import step_logits
 from jprm.objectives import likelihood
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
+from jprm.token_tree import token_tree
 from jprm.tokenizer import load_tokenizer, native_layout
 from jprm.tree import Node, tree_of
 

@@ -24,9 +24,10 @@ from jprm.model.mesh import MeshConfig, make_mesh, put_rows
 from jprm.model.parameters import held_decoder
 from jprm.model.transformer import head_logits, hidden
 from jprm.objectives import OBJECTIVES, Pointwise, find, likelihood
-from jprm.pack import empty_rows, pack, token_tree
+from jprm.pack import pack
+from jprm.rows import empty_rows
 from jprm.score.scorer import PRM
-from jprm.token_tree import REFERENCE
+from jprm.token_tree import REFERENCE, token_tree
 from jprm.tree import Node, ReasoningTree
 
 HEADS = {head: ObjectiveConfig(dataclasses.replace(TINY, head=head), VALUE) for head in ("binary", "scalar")}

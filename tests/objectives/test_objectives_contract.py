@@ -32,9 +32,9 @@ from jprm.model.mesh import put_rows
 from jprm.model.parameters import Int8
 from jprm.model.transformer import step_logits
 from jprm.objectives import Mean
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
 from jprm.testing import examine
-from jprm.token_tree import TokenTree
+from jprm.token_tree import TokenTree, token_tree
 from jprm.tree import ReasoningTree, chains_of, tree_of
 
 FILE = pathlib.Path(__file__).with_name("pairwise.py")

@@ -12,7 +12,8 @@ import jprm
 from jprm.experiment import ObjectiveConfig
 from jprm.io.jsonl import write_records
 from jprm.objectives import find
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
+from jprm.token_tree import token_tree
 from jprm.tree import Node, ReasoningTree, tree_of
 
 TASK = ObjectiveConfig(TINY, VALUE)

@@ -18,7 +18,7 @@ from jprm.model.heads import HEADS
 from jprm.model.parameters import join, split
 from jprm.model.transformer import step_logits
 from jprm.objectives import BINS, likelihood
-from jprm.pack import empty_rows
+from jprm.rows import empty_rows
 from jprm.train.state import State, make_optimizer
 
 CONFIG = dataclasses.replace(TINY, attention="reference", layer_groups=(1, 1))

@@ -12,7 +12,8 @@ from tiny import Letters, chain_ids, filled, packed_trees, path, random_tree, re
 
 from jprm.experiment import TargetConfig
 from jprm.objectives import targets
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
+from jprm.token_tree import token_tree
 from jprm.tree import Node, ReasoningTree
 
 LINES = Letters(newline=(28,))  # no step begins another

@@ -18,8 +18,9 @@ from tiny_run import chains, pool_of, trees
 import jprm
 from jprm.methods.implicit import LogRatio
 from jprm.methods.jobs import score as scored_files
-from jprm.pack import PackReport, pack, token_tree
+from jprm.pack import PackReport, pack
 from jprm.score import scorer
+from jprm.token_tree import token_tree
 from jprm.tree import chains_of, record_of, tree_of
 
 CLOSE = 2e-6

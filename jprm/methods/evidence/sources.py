@@ -33,8 +33,8 @@ from jprm.methods.jobs.score import identity
 from jprm.methods.verify import verifiers
 from jprm.methods.verify.arithmetic import label_of
 from jprm.options import find_part
-from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, Scale
+from jprm.token_tree import token_tree
 from jprm.tree import ReasoningTree, chains_of
 
 Read = Callable[[Sequence[ReasoningTree]], Sequence[Float[np.ndarray, "N F"]]]

@@ -22,8 +22,8 @@ from jprm.methods.judge.judge import Judge, Rubric
 from jprm.methods.policy.protocol import Policy, Problem, Sample
 from jprm.methods.policy.sample_cache import PolicyError
 from jprm.methods.search.growing_tree import CHOICES, Ask, Choice, Draw, GrowingTree, Steps
-from jprm.pack import token_tree
 from jprm.score.scale import PROBABILITY, RULES
+from jprm.token_tree import token_tree
 from jprm.tree import Node, ReasoningTree, path_to
 
 

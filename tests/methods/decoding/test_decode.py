@@ -30,7 +30,7 @@ from jprm.model.attention import Implementation, attend_in_blocks, blocked_plan
 from jprm.model.mesh import MeshConfig, abstract_rows, make_mesh, mesh_by_heads
 from jprm.model.parameters import Int8, held, held_decoder, quantized, summed_axes
 from jprm.model.transformer import ATTENTION, axes_of, check_model, head_logits
-from jprm.pack import empty_rows
+from jprm.rows import empty_rows
 from jprm.tokenizer import load_tokenizer
 
 CONFIG = dataclasses.replace(TINY, head="language", attention="reference")

@@ -25,7 +25,8 @@ from jprm.apps import cli
 from jprm.methods.decoding.cache import LiveTrees
 from jprm.methods.formats.adapters.published import PUBLISHED
 from jprm.methods.formats.chat_template import render
-from jprm.pack import pack, token_tree
+from jprm.pack import pack
+from jprm.token_tree import token_tree
 from jprm.tokenizer import JsonTokenizer, TemplateLayout
 from jprm.tree import tree_of
 

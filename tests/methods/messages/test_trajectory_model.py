@@ -20,10 +20,10 @@ from jprm.methods.implicit import LogRatio, log_probs
 from jprm.methods.messages.records import trajectories_of
 from jprm.methods.messages.tokens import turns_of, windows_of
 from jprm.model.mesh import MeshConfig, make_mesh
-from jprm.pack import PackReport, pack, token_tree
+from jprm.pack import PackReport, pack
 from jprm.score import scorer
 from jprm.score.scorer import PRM
-from jprm.token_tree import BEGIN
+from jprm.token_tree import BEGIN, token_tree
 from jprm.tokenizer import native_layout
 from jprm.tree import chains_of, record_of, steps_only, tree_of
 
