@@ -373,9 +373,8 @@ def next_tokens(tree: TokenTree) -> TokenTree:
     node_M = node_M[np.argsort(above_N[node_M], kind="stable")]
     slot_N = np.full(total, -1)
     slot_N[node_M] = np.arange(len(node_M))
-    return TokenTree(
-        name=tree.name,
-        tokens_N=tree.tokens_N,
+    return dataclasses.replace(
+        tree,
         length_R=np.ones(total, np.int64),
         parent_R=above_N,
         run_M=above_N[node_M],
@@ -383,7 +382,6 @@ def next_tokens(tree: TokenTree) -> TokenTree:
         node_M=node_M,
         label_M=tree.tokens_N[node_M].astype(np.float32),
         weight_M=np.ones(len(node_M), np.float32),
-        problem=tree.problem,
     )
 
 
@@ -402,9 +400,8 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
         return sum_J[shape.until_N[node_M]] - sum_J[node_M]
 
     right_M, weight_M = below(tree.weight_M * tree.label_M), below(tree.weight_M)
-    return TokenTree(
-        name=tree.name,
-        tokens_N=tree.tokens_N,
+    return dataclasses.replace(
+        tree,
         length_R=np.ones(total, np.int64),
         parent_R=above_N,
         run_M=node_M,
@@ -412,7 +409,6 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
         node_M=node_M,
         label_M=np.divide(right_M, weight_M, out=np.ones_like(right_M), where=weight_M > 0).astype(np.float32),
         weight_M=weight_M.astype(np.float32),
-        problem=tree.problem,
     )
 
 
@@ -427,8 +423,8 @@ def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarr
     """Keeps these runs and steps (ascending indices), which must include their ancestors."""
     start_K, length_K = tree.start_R[run_K], tree.length_R[run_K]
     parent_K, above_L = tree.parent_R[run_K], tree.above_M[step_L]
-    return TokenTree(
-        name=tree.name,
+    return dataclasses.replace(
+        tree,
         tokens_N=tree.tokens_N[ranges(start_K, length_K)],
         length_R=length_K,
         parent_R=np.where(parent_K >= 0, np.searchsorted(run_K, parent_K), -1),
@@ -437,7 +433,6 @@ def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarr
         node_M=tree.node_M[step_L],
         label_M=tree.label_M[step_L],
         weight_M=tree.weight_M[step_L],
-        problem=tree.problem,
         extras={name: extra_M[step_L] for name, extra_M in tree.extras.items()},
     )
 
