@@ -224,8 +224,8 @@ def spread(
     return [value[i] for i in range(len(items))]
 
 
-def own_part(items: Sequence[Item], costs: Sequence[float] = ()) -> list[Item]:
-    """Returns this process's share of the items, of about equal total `costs` (default: 1 each), for `spread`."""
+def own_part(items: Sequence[Item], costs: Sequence[float]) -> list[Item]:
+    """Returns this process's share of the items, of about equal total `costs` ((): 1 each), for `spread`."""
     index = members().index(jax.process_index())
     return [items[i] for i in parts(costs or [1.0] * len(items), count())[index]]
 

@@ -324,7 +324,7 @@ def semantics_of(record: Mapping[str, Any], where: str) -> str:
 
 
 def parent_of(value: Any, i: int, start: str, where: str) -> int:
-    """Returns the `parent` of node i (-1: `start`). Raises RecordError if it is not an earlier node or -1."""
+    """Returns the `parent` of node i. Raises RecordError if it is no earlier node nor -1, which errors call `start`."""
     if not isinstance(value, int) or isinstance(value, bool) or not -1 <= value < i:
         reason = f"is {value!r}, neither -1 ({start}) nor the index of an earlier node"
         raise RecordError(where, f"nodes[{i}].parent", reason, "Put parents before their children.")

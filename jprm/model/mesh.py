@@ -135,7 +135,7 @@ def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Arra
     return jnp.reshape(x, shape, out_sharding=sharding(*axes, *(None,) * (len(shape) - len(axes))))
 
 
-def row_places(mesh: Mesh | AbstractMesh, lead: int = 0) -> Rows:
+def row_places(mesh: Mesh | AbstractMesh, lead: int) -> Rows:
     """Returns a sharding for each `Rows` field, one for all extras. `lead` unsplit axes precede the rows."""
     before = (None,) * lead
     tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))

@@ -539,7 +539,7 @@ def divisor(count: float) -> float:
     return count if count > 0 else 1.0
 
 
-def names(metrics: dict[str, Any], name: str, values: dict[str, float | None]) -> dict[str, float | None]:
+def prefixed(metrics: dict[str, Any], name: str, values: dict[str, float | None]) -> dict[str, float | None]:
     """Renames `values` from key to `NAME_key` if `metrics` has several judged scores and `name` is not `scores`."""
     judged = [value for value in metrics.values() if isinstance(value, Judged | ScoreSums)]
     return values if len(judged) == 1 or name == "scores" else {f"{name}_{key}": x for key, x in values.items()}
@@ -555,7 +555,7 @@ def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
         if isinstance(value, ScoreSums):
-            values |= names(metrics, name, value.means())
+            values |= prefixed(metrics, name, value.means())
         elif isinstance(value, Load):
             values |= value.means()
         else:

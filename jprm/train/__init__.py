@@ -40,7 +40,7 @@ from jprm.io.storage import Place, mark_own, path_of
 from jprm.model.mesh import check_mesh, gathered, make_mesh, put_rows
 from jprm.model.parameters import model_flops, peak
 from jprm.model.transformer import check_model
-from jprm.objectives import Judged, Objective, divisor, means, names
+from jprm.objectives import Judged, Objective, divisor, means, prefixed
 from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer
 from jprm.train.batches import (
@@ -290,7 +290,7 @@ def measured(
         parts = [part[name] for part in metrics]
         if isinstance(parts[0], Judged):
             judged = jax.tree.map(lambda *xs: np.concatenate([x.ravel() for x in xs]), *parts)
-            values |= names(metrics[0], name, _judgement(judged))
+            values |= prefixed(metrics[0], name, _judgement(judged))
         else:
             total = jax.tree.map(lambda *xs: np.sum(xs, dtype=np.float64), *parts)
             values |= means({name: total}, count)

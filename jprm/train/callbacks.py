@@ -309,6 +309,7 @@ def _left_out(key: str, error: Exception) -> None:
 # -------------------------------------------------------------------------------------------------- where the time goes
 
 
+@dataclasses.dataclass
 class Goodput:
     """Seconds in productive steps, over the seconds since the run first started, stops included.
 
@@ -317,13 +318,11 @@ class Goodput:
     repeated steps after a kill. The sums are saved with the checkpoint.
     """
 
-    def __init__(
-        self, began: float | None = None, productive: float = 0.0, spent: Mapping[str, float] | None = None
-    ):  # fmt: skip
-        self.began, self.productive = time.time() if began is None else began, productive
-        self.spent: dict[str, float] = dict(spent or {})
-        self._mark: float | None = None
-        self._waited = 0.0
+    began: float = dataclasses.field(default_factory=lambda: time.time())
+    productive: float = 0.0
+    spent: dict[str, float] = dataclasses.field(default_factory=dict)
+    _mark: float | None = dataclasses.field(default=None, init=False)  # when the last step ended
+    _waited: float = dataclasses.field(default=0.0, init=False)  # for input, since then
 
     def step(self, counts: bool = True) -> float | None:
         """Counts the time since the last step or `rest` as a step's, and returns it."""

@@ -96,14 +96,14 @@ def score_file(
         lines = prepared if prepared is not None else read_records(input, on_error=on_error, rejects=rejects)
         records = iter(lines) if on_error == "stop" else _fitting(prm, lines, rejects)
         try:
-            scored = write_scores(prm, records, output, request, total, mapped, speed)
+            earlier = write_scores(prm, records, output, request, total, mapped, speed)
         except LongChain as error:
             place = _line_of_long(prm, input) if prepared is None else os.fspath(input)
             raise ValueError(f"{place}: {error}") from None
         for _ in records:  # unread where the output was finished; its rejects are to stay
             pass
         rejected = f", {rejects.count} rejected" if rejects.count else ""
-    again = f" ({scored} were there already)" if scored else ""
+    again = f" ({earlier} were there already)" if earlier else ""
     written = multihost.first(lambda: sum(1 for _ in read_lines(output)))
     what = "record" if written == 1 else "records"
     return f"{output}: {written} {what} scored{again}{rejected}" + (f"; {speed}" if speed.tokens else "")
@@ -194,18 +194,18 @@ def write_scores(
             # whole chunks: which records are packed together changes a score's last digit
             return (False, cut(part, CHUNK)) if part else (True, sum(1 for _ in read_lines(output)))
 
-        finished, scored = multihost.first(begin)
+        finished, earlier = multihost.first(begin)
         if finished:
             if multihost.is_first() and not isinstance(prm, PRM):
                 _complete(prm, output)
-            return scored
-        lines = scored_lines(prm, islice(records, scored, None), speed)
+            return earlier
+        lines = scored_lines(prm, islice(records, earlier, None), speed)
         if not opened:
             for _ in lines:
                 pass
-            return scored
+            return earlier
         part = opened[0]
-        with Bar(f"scoring {output.name}", total, scored) as bar:
+        with Bar(f"scoring {output.name}", total, earlier) as bar:
             for number, record in enumerate(lines, start=1):
                 record = record if mapped is None else mapped(record)
                 part.write(dump(record).encode() + b"\n")
@@ -214,7 +214,7 @@ def write_scores(
                 bar.add()
         part.flush()
         finish(part, output, request)
-    return scored
+    return earlier
 
 
 def _complete(scorer: Scorer, output: Place) -> None:

@@ -114,7 +114,6 @@ def _beams(tree: GrowingTree, rule: str, groups: int, width: int, expand: int, m
             return "max_steps"
         draws = iter((yield [Ask(node, expand, "step") for node in going]))
         drawn = [[draw for _ in group for draw in next(draws)] for group in live]
-    raise AssertionError("unreachable")
 
 
 def _ends(draw: Draw) -> list[tuple[int, bool]]:
