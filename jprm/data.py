@@ -1,4 +1,4 @@
-"""Records to train on or score: those of a JSON Lines file, or of a folder that `jprm prepare` wrote."""
+"""Records to train on or score, from a JSON Lines file or a folder of `jprm prepare`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jprm.io.storage import PREPARE, REPORT, path_of
 from jprm.tree import read_records
 
 SHARDS = "tokens.json"
-"""The file that marks a folder as whole shards of tokens. It is written last."""
+"""File that marks a folder of `jprm tokenise` as complete; written last."""
 
 REQUEST = "request.json"
-"""What the shards of a folder that is being written depend on."""
+"""File with everything that a folder's shards depend on; written first."""
 
 
 def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
@@ -25,7 +25,7 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
 
     Raises:
       FileNotFoundError: the path does not exist, or is a folder that is not fully prepared.
-      RecordError: a line of the file that is no record.
+      RecordError: a line of the file is not a record.
     """
     path = local_copy(path)
     if path.is_dir():
@@ -36,7 +36,7 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
 
 
 def is_shards(path: str | os.PathLike) -> bool:
-    """Returns whether a path is a folder of shards of tokens. Raises ValueError where it is not all written."""
+    """Returns whether a path is a folder of token shards. Raises ValueError if some shards are not written yet."""
     place = path_of(path)
     if (place / SHARDS).is_file():
         return True

@@ -1,4 +1,4 @@
-"""Devices and their compilers: a program cache, XLA options, and libtpu quiet where there is no TPU.
+"""Devices and their compilers: the cache for programs, XLA options, and no warnings of libtpu without a TPU.
 
 This file must not import jax: a command sets all this before jax looks for devices.
 """
@@ -12,7 +12,7 @@ import sys
 
 SWITCH, FOLDER = "JPRM_COMPILE_CACHE", "JAX_COMPILATION_CACHE_DIR"
 LEAST, LEAST_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1"
-"""What a program must take to be kept. jax's own second leaves out small models' many programs."""
+"""Least compile time in seconds for a program to be cached. jax's default of 1 omits most of a small model's."""
 
 
 def enable_compile_cache() -> None:
@@ -45,7 +45,7 @@ VARIABLES = {
     "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-16",
 }  # fmt: skip
-"""What libtpu would ask the machine for, and warn where there is no answer. Several processes may load it."""
+"""Answers to libtpu's questions, which warns without them; and several processes may load it at once."""
 
 _GOOGLE, _NETWORK = "0x1ae0", "0x0042"  # PCI vendor, and its network card in virtual machines of any kind
 
@@ -57,7 +57,7 @@ def describe_no_tpu() -> None:
 
 
 def quiet_without_tpu(devices: str = "/sys/bus/pci/devices") -> None:
-    """Sets `VARIABLES` where no TPU is attached, before jax tries libtpu and goes on with another backend.
+    """Sets `VARIABLES` if no TPU is attached, before jax tries libtpu and falls back to another backend.
 
     Skipped if there is a TPU, or JAX_PLATFORMS or JAX_FORCE_TPU_INIT request one: errors there are real.
     """
@@ -71,30 +71,30 @@ def quiet_without_tpu(devices: str = "/sys/bus/pci/devices") -> None:
 
 
 OPTIONS: dict[str, dict[str, bool | str]] = {
-    # Eigen's float32 products instead of YNNPACK's: 20 to 60 % faster at the sizes of a row of 8,192 tokens, and a
-    # training step of three layers of SmolLM2-135M in 7.1 s in place of 9.1 on 2 cores. Scoring goes without: it is
-    # as fast, and Eigen's last digits follow the number of devices, so that several processes would not write the bytes
-    # of one.
+    # Eigen's float32 products instead of YNNPACK's: 20 to 60 % faster for rows of 8,192 tokens. A training step with
+    # three layers of SmolLM2-135M takes 7.1 s instead of 9.1 on 2 cores. Scoring does not set this: it is as fast
+    # without, and Eigen's last digits depend on the number of devices, so several processes would write other bytes
+    # than one.
     "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
     "tpu": {
-        # Without them weights that are split over a whole 4 x 4 x 4 slice are gathered as a sum of arrays that are zero
+        # Without these two, weights split over a whole 4 x 4 x 4 slice are gathered as a sum of arrays with zeros
         # elsewhere, which sends twice the bytes.
         "xla_enable_async_all_gather": True,
         "xla_tpu_prefer_async_allgather_to_allreduce": True,
-        # Rings of permutes around products in 16 or 32 pieces read the activations as often: of Llama-3.1-8B on v5p-64
-        # the least time for HBM is 3.0 s a step with them, longer than computing takes, and 0.6 s without.
+        # Rings of permutes around products in 16 or 32 pieces read the activations 16 or 32 times. For Llama-3.1-8B on
+        # v5p-64, HBM alone then takes at least 3.0 s per step, longer than computing, and 0.6 s without.
         "xla_tpu_enable_windowed_einsum_for_all_gather": False,
         "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
-        # The SparseCores of v5p, v6e and tpu7x gather weights and scatter the sums of gradients, over all rings of a
-        # torus and beside the products. (Gathers that are fused with products are only for v5e, which does so by
-        # itself: libtpu 0.0.50 refuses them elsewhere, for wrong results.) Of several rings gradients would be summed
-        # whole in every chip and sliced; v5e too scatters them with these options (`mesh.gathered_weight`).
+        # SparseCores (v5p, v6e, tpu7x) gather weights and scatter summed gradients over all rings of a torus, beside
+        # the products. (Only v5e fuses gathers with products, by itself: libtpu 0.0.50 refuses that elsewhere, for
+        # wrong results.) With several rings, every chip would otherwise sum the whole gradients and slice them; v5e
+        # scatters them with these options too (`mesh.gathered_weight`).
         "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,
         "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": True,
         "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,
         "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,
         "xla_tpu_enable_sparse_core_collective_offload_nd_reduce_scatter": True,
-        # How SparseCores work wherever MaxText lets them send (its benchmarks/xla_flags_library.py).
+        # MaxText sets these wherever SparseCores send (its benchmarks/xla_flags_library.py).
         "xla_tpu_use_tc_device_shape_on_sc": True,
         "xla_sc_disable_megacore_partitioning": True,
         "xla_sc_enable_instruction_fusion": False,
