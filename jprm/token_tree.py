@@ -222,7 +222,7 @@ def _written(tree: ReasoningTree, layout: Layout, name: str, supervise: Supervis
             raise ValueError(f"problem {name!r}, node {index}: the layout gives the step no tokens. Drop empty steps")
         chunks.append(ids if index in inner else [*ids, *end])
         lasts.append(layout.last(node.text, depth[-1]))
-    return Written(problem_ids(tree, layout), chunks, parents, range(len(chunks)), lasts)
+    return Written(layout.problem(tree.problem, tree.system), chunks, parents, range(len(chunks)), lasts)
 
 
 def _begins(tree: ReasoningTree, written: Written, shape: TokenTree, supervise: Supervise) -> Float32[np.ndarray, " M"]:
@@ -269,11 +269,6 @@ def _only(tree: TokenTree, some_M: Bool[np.ndarray, " M"]) -> TokenTree:
         weight_M=tree.weight_M[some_M],
         extras={key: extra_M[some_M] for key, extra_M in tree.extras.items()},
     )
-
-
-def problem_ids(tree: ReasoningTree, layout: Layout) -> list[int]:
-    """Returns the ids of the problem and its system message. Raises ValueError if the layout takes none."""
-    return layout.problem(tree.problem, tree.system) if tree.system else layout.problem(tree.problem)
 
 
 def _labels(

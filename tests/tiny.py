@@ -53,7 +53,7 @@ class Letters:
     newline: tuple[int, ...] = ()
     end: int | None = None
 
-    def problem(self, text):
+    def problem(self, text, system=""):
         return [ord(c) - 96 for c in text] + [27]
 
     def step(self, text, number):
@@ -73,7 +73,7 @@ class Characters:
     def tokenizer(self):
         return types.SimpleNamespace(eos=self.end)
 
-    def problem(self, text):
+    def problem(self, text, system=""):
         return [ord(c) for c in text]
 
     def step(self, text, number):
