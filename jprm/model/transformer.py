@@ -114,28 +114,27 @@ def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: 
     `apply` maps (kind name, x (B, T, D), w) to (addition to the stream, sums by name). `index` is the layer's place in
     the pattern. Returns the stream and the sums of both kinds.
     """
-    w, sums, flat = cast_weights(layer, config, index), {}, attention.find(config.attention).flat
-    B, T, D = x_BTD.shape
+    implementation, (B, T, D) = attention.find(config.attention), x_BTD.shape
+    w, sums = cast_weights(layer, config, index), {}
 
-    def rows(x):
-        return reshape(x, (B, T, D), "batch") if flat else x
+    def flat(x_BTD):
+        return reshape(x_BTD, (B * T, D), "batch") if implementation.flat else x_BTD
 
-    def stream(x_BTD):
-        return reshape(x_BTD, (B * T, D), "batch") if flat else x_BTD
+    def rows(x_XD):
+        return reshape(x_XD, (B, T, D), "batch") if implementation.flat else x_XD
 
-    x = stream(x_BTD)  # where attention is made for CPUs B and T are one axis
+    x_XD = flat(x_BTD)  # on CPUs B and T are one axis, in `attend` and `mlp` too: see `Implementation.flat`
     for part, name in zip(("attention", "mlp"), layers.kinds_of(config, index), strict=True):
-        y_BTD = rows(normed(x, w, f"{part}_norm", config))
-        y_BTD, more = apply(name, y_BTD, w)
-        x, sums = x + normed(stream(y_BTD), w, f"{part}_post_norm", config), sums | more
+        y_BTD, more = apply(name, rows(normed(x_XD, w, f"{part}_norm", config)), w)
+        x_XD, sums = x_XD + normed(flat(y_BTD), w, f"{part}_post_norm", config), sums | more
         if part == "attention":
-            x = checkpoint_name(x, PROJECTED)
-    return rows(x), sums
+            x_XD = checkpoint_name(x_XD, PROJECTED)
+    return rows(x_XD), sums
 
 
-def normed(x_BTD, w: Mapping[str, Array], role: str, config: ModelConfig):
+def normed(x_XD, w: Mapping[str, Array], role: str, config: ModelConfig):
     """Applies the RMS norm whose scale is `w[role]`, e.g. `attention_norm`; returns x if the model has no such norm."""
-    return rms_norm(x_BTD, w[role], config.norm_eps) if role in w else x_BTD
+    return rms_norm(x_XD, w[role], config.norm_eps) if role in w else x_XD
 
 
 def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:
@@ -175,8 +174,8 @@ class Layers(nn.Module):
             value = neutral if weight.value is None else weight.value
             stack[role] = _param(self, role, shape, scale, value, weight.places)
         # Cast outside the loop, so that the gradients of all layers wait for the update in this dtype too.
-        plain = {role: w for role, w in stack.items() if isinstance(w, Array) and not stacks[role][0].wide}
-        stack |= {role: w.astype(c.dtype) for role, w in plain.items()}
+        narrow = [role for role, w in stack.items() if isinstance(w, Array) and not stacks[role][0].wide]
+        stack |= {role: stack[role].astype(c.dtype) for role in narrow}
         stack |= settings_of(c, self.first, self.stop)
         middle = self.stop - min(c.product_layers, self.stop - self.first)
         plain = dataclasses.replace(c, product_layers=0)
