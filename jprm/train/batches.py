@@ -266,8 +266,8 @@ def rows_of(
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
     """Packs windows of token trees into batches; `divided` windows are this stream's, else it takes every n-th."""
     first, count = config.stream
-    own = windows if divided or count == 1 else windows[first::count]
-    packed = own.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
+    windows = windows if divided or count == 1 else windows[first::count]
+    packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
     # One thread packs one window ahead, so that the accelerator does not wait for the host between windows.
     return _batched(packed.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1)), config)
 
