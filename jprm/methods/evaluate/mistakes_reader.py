@@ -90,6 +90,9 @@ def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterat
         raise RecordError(where, "mistake_index", f"is {first}, for {len(steps)} steps", remedy)
     if first >= 0 and not str(steps[first]).strip():
         raise RecordError(where, "mistake_index", f"is {first}, a step without text", "Is the file whole?")
+    task = next((name for name, whole in TASKS if whole.fullmatch(problem.strip())), None)
+    if task is None:
+        raise RecordError(where, "input", "is of no known task", "Is this file of BIG-Bench-Mistake?")
     first -= sum(not str(step).strip() for step in steps[: max(first, 0)])
     steps = [step for step in steps if not isinstance(step, str) or step.strip()]
     answer = item.get("answer")  # null where the chain has none
@@ -101,7 +104,7 @@ def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterat
         "labels": until_error(first, len(steps), True),
         "correct": correct,
         "first_error": first,
-        "task": next(name for name, whole in TASKS if whole.fullmatch(problem.strip())),
+        "task": task,
         "target": item["target"],
         **answer,
     }
