@@ -115,7 +115,7 @@ def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
 
 
 def telemetry_of(of_turns: Features) -> Float[np.ndarray, "T F"]:
-    """Returns numbers of each turn that read no text: turn number, repeats so far, errors so far."""
+    """Returns (T, 4) numbers that read no text: turn number, its log, repeats so far, fraction of errors so far."""
     place_T = np.arange(len(of_turns.texts))
     return np.column_stack([place_T, np.log1p(place_T), np.cumsum(of_turns.repeats), of_turns.errors])
 
@@ -165,7 +165,7 @@ class LabelledTurns(NamedTuple):
 
 
 def turns_of(trees: Sequence[ReasoningTree]) -> LabelledTurns:
-    """Collects labelled turns as arrays. Raises ScoreError if a turn has no score, or no turn has a label."""
+    """Collects labelled turns as arrays. Raises ScoreError if a turn has no score, or no turn has a valid label."""
     turns, ends, rows = [], [], []
     for tree, nodes, of_turns, where in runs_of(trees):
         score_T = np.array([node.score for node in nodes], float)
@@ -211,7 +211,7 @@ def classes_at(score_M: Float[np.ndarray, " M"], low: float, high: float) -> Int
 
 
 def best_thresholds(score_M: Float[np.ndarray, " M"], class_M: Int[np.ndarray, " M"]) -> tuple[float, float]:
-    """Returns the pair of score quantiles with the highest accuracy; the lowest if tied."""
+    """Returns (low, high), the pair of score quantiles with the highest accuracy; the lowest if tied."""
     cuts = np.unique(np.quantile(score_M, np.linspace(0, 1, CANDIDATES)))
     cuts = np.append(cuts, np.nextafter(cuts[-1], np.inf))
     pairs = [(low, high) for i, low in enumerate(cuts) for high in cuts[i:]]
@@ -221,7 +221,7 @@ def best_thresholds(score_M: Float[np.ndarray, " M"], class_M: Int[np.ndarray, "
 
 
 def first_bad(turns: LabelledTurns, class_M: Int[np.ndarray, " M"]) -> Int[np.ndarray, " K"]:
-    """Returns the index of each trajectory's first turn of class -1, or -1."""
+    """Returns each trajectory's first turn of class -1 (from 0), or -1. `class_M` may be predictions."""
     none = np.iinfo(int).max
     first_K = np.full(len(turns.problem_K), none)
     np.minimum.at(first_K, turns.path_M[class_M == -1], turns.place_M[class_M == -1])
@@ -315,7 +315,7 @@ class Trials(NamedTuple):
 
 
 def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
-    """Returns the trials with an outcome of 0 or 1."""
+    """Returns the trials with an outcome, solved or not."""
     tasks, solved, scores, trivial = [], [], [], []
     for tree, nodes, of_turns, _ in runs_of(trees):
         if (correct := nodes[-1].correct) is None:
@@ -334,12 +334,12 @@ def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
 
 
 def pass_hat(solved_T: Float[np.ndarray, " T"], k: int) -> float:
-    """Returns the probability that k random different trials are all solved."""
+    """Returns the probability that k random different trials are all solved; k must be at most T."""
     return math.comb(int(solved_T.sum()), k) / math.comb(len(solved_T), k)
 
 
 def pass_at(solved_T: Float[np.ndarray, " T"], k: int) -> float:
-    """Returns the probability that at least one of k random different trials is solved."""
+    """Returns the probability that at least one of k random different trials is solved; k must be at most T."""
     return 1 - math.comb(int((1 - solved_T).sum()), k) / math.comb(len(solved_T), k)
 
 
@@ -351,10 +351,10 @@ def chosen(key_T: Float[np.ndarray, " T"], solved_T: Float[np.ndarray, " T"]) ->
 def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
     """Returns pass^k, pass@k and the success rate of chosen trials, with 95 % intervals.
 
-    k goes up to the smallest number of trials per task. Tasks with a single trial are left out and counted as
-    `n_single`. `ahead` is each key of the scores minus the best trivial key, on the same resamples of tasks. If all
-    trials of every task have the same outcome, no choice matters and these entries are empty. Returns {} if no task has
-    two trials with outcomes.
+    `k` goes up to the smallest number of trials per task; `pass_hat` and `pass_at` have a figure for each. Tasks with a
+    single trial are left out and counted as `n_single`. `chosen` and `trivial` have the success rates by key, `ahead`
+    each key of the scores minus the best trivial key, on the same resamples of tasks. If all trials of every task have
+    the same outcome, no choice matters and these three are empty. Returns {} if no task has two trials with outcomes.
     """
     trials = trials_of(trees)
     all_tasks = [np.flatnonzero(trials.task_K == task) for task in range(int(trials.task_K.max(initial=-1)) + 1)]
@@ -433,7 +433,8 @@ def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
 def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
     """Returns the figures of every prediction with 95 % intervals over tasks; {} if no turn is labelled bad.
 
-    `ahead` is each figure of the scores minus the best trivial prediction for that figure, on the same resamples.
+    `scores` and `trivial` have the figures by prediction, if every turn has a score the former too. `ahead` is each
+    figure of the scores minus the best trivial prediction for that figure, on the same resamples.
     """
     failed = failed_of(trees)
     if not failed:

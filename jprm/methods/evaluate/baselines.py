@@ -50,7 +50,7 @@ OfLabelled = Callable[
 
 
 def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
-    """Builds a baseline from one number per chain; chains below the mean of their pool are doubted."""
+    """Builds a baseline from one number per chain (tree, its nodes); chains below their pool's mean are doubted."""
 
     def of_pools(trees: Sequence[ReasoningTree]) -> list[Chosen]:
         return [doubted(np.array([key(tree, chain) for chain in chains_of(tree)], float)) for tree in trees]
@@ -94,26 +94,22 @@ LABELLED: dict[str, OfLabelled | str] = {
 
 
 def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
-    """Returns each baseline's output for the pools; leaves out baselines that need more pools.
-
-    Above `MOST_SAMPLES` samples, baselines that read texts are left out too.
-    """
+    """Returns one `Chosen` per pool, by baseline; leaves out baselines that need more pools, and baselines that read
+    texts above `MOST_SAMPLES` samples."""
     few = sum(len(chains_of(tree)) for tree in trees) <= MOST_SAMPLES
     return _computed(POOLS if few else {name: x for name, x in POOLS.items() if not isinstance(x, str)}, trees)
 
 
 def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
-    """Returns each baseline's step scores; leaves out baselines with too few chains."""
+    """Returns step scores per chain, by baseline; leaves out baselines with too few chains."""
     return _computed(STEPS, trees)
 
 
 def of_labelled(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
-    """Returns, by baseline, step scores per tree; `classes` are each tree's labels (`label_class`).
-
-    Baselines with too few or too many steps are left out.
-    """
+    """Returns step scores per tree, by baseline, fitted to the trees' labels `classes` (`label_class`); leaves out
+    baselines with too few or too many steps."""
     few = sum(len(tree.nodes) for tree in trees) <= MOST_SAMPLES
     return _computed(LABELLED, trees, classes) if few else {}
 
@@ -121,7 +117,7 @@ def of_labelled(
 def fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> Sequence[Float[np.ndarray, " N"]] | None:
-    """Returns out-of-fold step scores of a logistic regression from features to right steps, if there are enough.
+    """Returns out-of-fold step scores of a logistic regression from features to right steps; None if too few.
 
     Each entry of `rows` (features) and `classes` (1, 0, or -1 without a label) is a tree; a step's score comes from a
     fit to other `problems`.

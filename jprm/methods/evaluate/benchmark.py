@@ -92,7 +92,7 @@ class Request:
 
 
 def scale_of(results: Results) -> Scale:
-    """Returns the score scale of the model in a suite's results."""
+    """Returns the score scale of the model in a suite's results; by default probabilities."""
     return Scale(**(results["model"].get("scale") or {}))
 
 

@@ -27,5 +27,5 @@ def registered() -> dict[str, Benchmark]:
 
 
 def find(name: str) -> Benchmark:
-    """Returns a benchmark by name, or the user's own as `module:NAME` or `FILE.py:NAME`."""
+    """Returns a benchmark by name, or the user's own as `module:NAME` or `FILE.py:NAME`; ValueError if unknown."""
     return find_part(name, BENCHMARKS, "benchmark", Benchmark, files=True)

@@ -81,9 +81,9 @@ def pools_of(
     """Reads scored pools one at a time.
 
     min, mean, last and max use scores on any scale; other rules and votes use their weights (`Scale.weights`). `first`
-    collects the trees if they are few enough for text baselines.
+    collects the trees, at most until they have too many samples for text baselines.
 
-    Raises ScoreError if a score or the outcome of a sample is missing.
+    Raises ScoreError if a record is not a pool, or a score or the outcome of a sample is missing.
     """
     problem, empty, with_steps, classes = [], [], [], []  # of each pool
     steps, length, scores, correct, vote = [], [], [], [], []  # of each sample with steps
@@ -200,7 +200,7 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
-    """Returns each problem's expected accuracy under each rule, for n = 1 .. the smallest pool size."""
+    """Returns each problem's expected accuracy by rule, for n = 1 .. the smallest pool size (NaN as in `at_ends`)."""
     curves = {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
     return {rule: at_ends(curve_Pn, pools.size_P) for rule, curve_Pn in curves.items()} if pools.of_pool else curves
 
@@ -311,8 +311,8 @@ def compare_curves(
 ) -> list[dict[str, Any]]:
     """Returns the differences between pairs of curves, (name in `a`, name in `b`).
 
-    Each row has `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`). Curves hold expected accuracies per
-    problem at n = 1, 2, ...
+    Each row has the names as `a` and `b`, and `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`). Curves
+    hold expected accuracies per problem at n = 1, 2, ...
     """
     if not pairs:
         return []
@@ -387,9 +387,7 @@ def _empty_samples(tree: ReasoningTree, where: str) -> int:
 def outcome_of(truth: Any, leaf: Node, where: str) -> float:
     """Returns 1 if a sample is correct (recorded, or its answer equals `truth`), else 0.
 
-    A sample that its verifier left undecided is incorrect.
-
-    Raises ScoreError if neither is known.
+    A sample that its verifier left undecided is incorrect. Raises ScoreError, naming `where`, if neither is known.
     """
     if leaf.correct is not None or UNDECIDED in leaf.extra:
         return float(leaf.correct or False)

@@ -30,7 +30,7 @@ Cell = str | int | float | Mapping[str, Any] | None
 class Table:
     """A table for the terminal, the page, Markdown or LaTeX, all of which show its `lines`.
 
-    The first column names the rows; a row of None draws a line.
+    The first column names the rows; a row of None draws a line. `strong` and `text` only matter on the page.
     """
 
     title: str
@@ -111,7 +111,7 @@ def left_out_words(report: Mapping[str, Any]) -> str:
 
 
 def best_first(baselines: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
-    """Returns {column head: baseline}, sorted by each baseline's `key` (a figure or a number), highest first."""
+    """Returns {column head: baseline}, by each baseline's `key` (a figure or a number), highest first, absent last."""
 
     def value(name: str) -> float:
         figure = baselines[name].get(key)
@@ -127,7 +127,7 @@ def shown_n(n_max: int) -> list[int]:
 
 
 def percent(value: float | None) -> str:
-    """Formats a fraction in per cent with one decimal."""
+    """Formats a fraction in per cent with one decimal, e.g. `52.1`; `–` if it is absent."""
     return ABSENT if value is None else f"{100 * value:.1f}"
 
 
@@ -138,13 +138,13 @@ def interval(figure: Mapping[str, Any] | None) -> str:
 
 
 def points(difference: Mapping[str, Any]) -> str:
-    """Formats a difference of percentages, e.g. `+3.1 points [-0.2, +6.4]`."""
+    """Formats a difference of fractions, e.g. `+3.1 points [-0.2, +6.4]`; it must have an interval."""
     value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("value", "low", "high"))
     return f"{value} points [{low}, {high}]"
 
 
 def decided(difference: Mapping[str, Any]) -> str:
-    """Returns `better`, `worse` or `undecided`, from the interval of a paired difference."""
+    """Returns `better`, `worse` or `undecided` (also without an interval), from a paired difference."""
     if difference["low"] is None or difference["low"] <= 0 <= difference["high"]:
         return "undecided"
     return "better" if difference["low"] > 0 else "worse"
@@ -155,7 +155,7 @@ SAID = {"better": ("good", "better than"), "worse": ("bad", "worse than"), "unde
 
 
 def last(curve: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the last point of a curve."""
+    """Returns the last point of a curve of lists: `value`, and `low`, `high` and `better` if it has them."""
     return {key: curve[key][-1] for key in ("value", "low", "high", "better") if key in curve}
 
 
@@ -187,7 +187,7 @@ FILE, WIDEST = 120, 10**6
 
 
 def show(blocks: Iterable[Table | str], console: Console | None = None) -> None:
-    """Prints tables and lines.
+    """Prints tables and lines, by default to stdout.
 
     Names and figures are never cut: a table wider than the console is folded, and may still run over the edge.
     """
@@ -244,7 +244,6 @@ def _rich(
 
 
 def as_markdown(blocks: Sequence[Table]) -> str:
-    """Returns the tables as GitHub Markdown."""
     parts = []
     for block in blocks:
         lines = [block.columns, ["---"] + ["--:"] * (len(block.columns) - 1), *filter(None, block.lines)]

@@ -106,7 +106,7 @@ def ece_interval(
 ) -> Interval:
     """Returns the debiased ECE with an interval of about 95 % coverage.
 
-    In simulations it covers in 93 to 98 %, least if all scores are near 1.
+    In simulations it covers in 93 to 98 %, least if all scores are near 1. NaN if there are no steps.
 
     With population gaps g per bin and noise e, the plain ECE is sum |g_b + e_b|. With s the signs of g it is at least s
     (g + e), so the ECE s g exceeds it by at most -s e: `high` adds the 97.5 % quantile of that, the larger one for the
@@ -146,7 +146,7 @@ def _gaps(score_N, right_N, groups, bins: int, seed: int) -> tuple[np.ndarray, n
 
 
 def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bins: int = BINS) -> Brier:
-    """Returns the mean squared error of the scores, and Murphy's decomposition over equal-mass bins.
+    """Returns the mean squared error of the scores, and Murphy's decomposition over equal-mass bins; NaN without steps.
 
     With n_b steps in bin b, mean score p_b, fraction right o_b, and overall fraction right o: reliability = sum n_b
     (p_b - o_b)^2 / N, resolution = sum n_b (o_b - o)^2 / N, uncertainty = o (1 - o). Scores that differ within a bin
@@ -177,7 +177,7 @@ def reliability_curve(
     seed: int,
     bins: int = BINS,
 ) -> dict[str, list[float | None]]:
-    """Returns the reliability diagram as lists over bins.
+    """Returns the reliability diagram as lists over bins, empty if there are no steps.
 
     `n` counts steps, `score` is their mean score, `value` the fraction right; `low` and `high` are a 95 % interval over
     groups (problems).
@@ -197,7 +197,8 @@ def calibration_report(
 ) -> dict[str, Any]:
     """Returns the calibration of scored trees by file, before and after maps fitted on `calibrate`.
 
-    `neutral` is the class of neutral ratings (positive, negative or drop).
+    `neutral` is the class of neutral ratings (positive, negative or drop). Raises NothingToMeasure if a side lacks
+    labels, `calibrate` a class, or the files problems that are not in `calibrate`.
 
     - `raw`: the figures on all files. `by`: the same by `step`, `length` (quartiles of characters) and `subset` (file).
     - `recalibrated`: the figures by kind of map, with `map` and `calibration_steps`. `chosen` is the kind with the

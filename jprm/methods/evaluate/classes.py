@@ -29,7 +29,7 @@ class Classes(NamedTuple):
 
 
 def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
-    """Collects the labelled steps. Raises ScoreError if `classes` is missing or names an unknown output."""
+    """Collects the labelled steps. Raises ScoreError if `classes` is missing, empty or has an unknown output."""
     nodes, labels, problems = [], [], []
     for i, tree in enumerate(trees, start=1):
         classes = tree.extra.get("classes")
@@ -56,7 +56,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
 
 
 def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
-    """Returns the threshold with the largest F1 (the highest one if tied), given positives."""
+    """Returns the threshold with the largest F1 (the highest one if tied), or None without positives."""
     if not positive_N.any():
         return None
     order_N = np.argsort(-value_N, kind="stable")
@@ -67,10 +67,10 @@ def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray
 
 
 def figures(request: Request) -> Report:
-    """Returns the figures of every class with 95 % intervals over problems, and the top-class accuracy.
+    """Returns `classes`, the figures by class, with 95 % intervals over problems, and the top class's `accuracy`.
 
-    `f1_tuned` uses the threshold fitted on `calibrate`. `ece` is the calibration error of the class output as a
-    probability, and `ece_if_calibrated` its 95 % quantile under noise alone.
+    `f1_tuned` uses the `threshold` fitted on `calibrate`; both are None without it. `ece` is the calibration error of
+    the class output as a probability, and `ece_if_calibrated` its 95 % quantile under noise alone.
     """
     classes = classes_of(request.trees)
     tuning = [tree for trees in request.calibrate.values() for tree in trees]

@@ -67,7 +67,7 @@ def false_alarm_threshold(
 
     That is an average over calibration sets. Given one set, the rate is Beta(k, N + 1 - k) distributed, lower if scores
     tie (Vovk 2012, arXiv 1209.2673, proposition 2a). With `confidence`, k is the largest value for which the rate stays
-    below `alpha` with that probability.
+    below `alpha` with that probability. Raises ValueError if a score is not finite, or a level outside (0, 1).
     """
     lowest_N = _checked(lowest_N, alpha, confidence)
     n = len(lowest_N)
@@ -90,7 +90,8 @@ def accept_threshold(
     """Returns the lowest threshold with an error rate of at most `alpha` among accepted chains.
 
     This holds with probability `confidence` over the calibration chains. If no threshold qualifies, it is infinite and
-    no chain is accepted. `grid` must not be chosen on these chains. The error rate need not fall with the score.
+    no chain is accepted. `grid` must not be chosen on these chains. The error rate need not fall with the score. Raises
+    ValueError like `false_alarm_threshold`.
 
     Learn then test (Angelopoulos, Bates, Candes, Jordan & Lei 2021, arXiv 2110.01052). Given the number of chains that
     score at least t, the number of wrong ones is binomial with the error rate at t. So the test "the Clopper-Pearson

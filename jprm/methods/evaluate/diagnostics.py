@@ -35,7 +35,7 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
     A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
     section 4.3). Only chains with at least two steps and only positive labels count, since errors do come late. `share`
     splits ties evenly; `expected` is the mean of 1 / length, the rate of a scorer that ignores position; `excess` is
-    the difference, with an interval. A finding is an excess above `margin`.
+    the difference, with an interval. A finding is an excess above `margin`. Raises ScoreError if no chain counts.
     """
     chains = [
         tree for tree in trees
@@ -66,7 +66,7 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
     interval; a finding if the interval lies further than `margin` from 0.
 
     A product falls with length by construction, and a minimum over more steps is lower: a finding for `prod` or `min`
-    alone concerns the rule, for `mean` or `last` the scorer.
+    alone concerns the rule, for `mean` or `last` the scorer. Raises ScoreError if no sample is correct.
     """
     problem_P1 = np.arange(len(pools.problem))[:, None]
     some_PN = pools.correct_PN >= 0.5
@@ -186,7 +186,7 @@ def diagnostics_report(
     seed: int,
     scale: Scale = PROBABILITY,
 ) -> dict[str, Any]:
-    """Returns all diagnostics of scored ProcessBench chains, if any, and of scored pools by file.
+    """Returns all diagnostics of scored ProcessBench chains (unless None), and of scored pools by file.
 
     A diagnostic without suitable data is `{"not_computed": reason}`.
     """
@@ -225,7 +225,7 @@ def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTre
 
 
 def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshold: float = 0.5) -> dict[str, Any]:
-    """Edits up to `EDITED` correct chains, scores the edits, and reports how scores react."""
+    """Edits up to `EDITED` correct chains, scores the edits, and returns their `edits_report`, or why there is none."""
     right = right_chains(chains, EDITED)
     if not right:
         return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}

@@ -5,9 +5,9 @@ PRM-BiasBench (Bamba et al. 2025, "Reward Under Attack") edits ProcessBench in t
 these edits are rules. If a rule cannot be sure to keep the meaning, it skips the chain: a PRM that reads well must not
 get a finding.
 
-An edit makes a new record with `edit` (its name) and `of` (the index of its chain). If the meaning is kept it has
-`pairs` of (step before, step after) that end at the same point of the argument and should score the same. If a step is
-made wrong, `at` is its index.
+An edit returns a new record, or None if it skips the chain. If the meaning is kept it has `pairs` of (step before, step
+after) that end at the same point of the argument and should score the same. If a step is made wrong, `at` is its index.
+`edited` adds `edit` (its name) and `of` (the index of its chain).
 """
 
 from __future__ import annotations
@@ -179,12 +179,12 @@ _IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
 
 
 def number(chain: Record) -> Record | None:
-    """Adds one to the last whole number of a step."""
+    """Adds one to the last whole number of the first step, from the middle on, that has one."""
     return _made_wrong(chain, _NUMBER, lambda number: str(int(number) + 1), last=True)
 
 
 def negated(chain: Record) -> Record | None:
-    """Negates the first "is", "are" or "equals" of a step."""
+    """Negates the first "is", "are" or "equals" in the first step, from the middle on, that has one."""
     denials = {"is": "is not", "are": "are not", "equals": "does not equal"}
     return _made_wrong(chain, _IS, denials.__getitem__, last=False)
 
@@ -241,7 +241,7 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
 
 
 def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
-    """Returns the records of every edit of each chain."""
+    """Returns the records of every edit of each chain (a tree without branches); skipped ones are left out."""
     plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
     kept = [
         record | {"edit": name, "of": i}

@@ -37,7 +37,7 @@ Tiles = list[tuple[str, list[tuple[str, str, str, str]]]]
 
 
 def findings_of(results: Mapping[str, Any], benchmarks: Benchmarks) -> list[list[Finding]]:
-    """Returns the findings of every benchmark in the results."""
+    """Returns one list of findings for each benchmark that has results."""
     return [list(benchmark.findings(results)) for name, benchmark in benchmarks.items() if name in results]
 
 
@@ -47,7 +47,7 @@ def compared(difference: Mapping[str, Any], baseline: str) -> str:
 
 
 def verdict(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Yields each finding as (kind, sentence with figure, baseline and note)."""
+    """Yields each finding as (kind, sentence with figure, baseline and note); the kind as in `Finding.kind`."""
     for what, figure, baseline, less, note, kind in findings:
         sentence = f"{what}: {note}" if figure is None else f"{what}: {interval(figure)} %."
         if figure is not None and less is not None and less["low"] is not None:
@@ -60,7 +60,7 @@ def verdict(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
 def lead(findings: Sequence[Finding]) -> list[str]:
     """Returns sentences: where the model is better than the best trivial baselines, worse, or undecided.
 
-    If no finding has a baseline, returns the first bad finding, or else the first finding.
+    If no finding has a baseline, returns the first bad finding, or else the first finding; [] without findings.
     """
     by_verdict: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
     for what, _, baseline, less, *_ in findings:
@@ -75,12 +75,12 @@ def lead(findings: Sequence[Finding]) -> list[str]:
 
 
 def first_fault(sentences: Sequence[tuple[str, str]]) -> str:
-    """Returns the first sentence of kind `bad` in a verdict of (kind, sentence), else the first sentence."""
+    """Returns the first sentence of kind `bad`, else the first, of (kind, sentence) pairs; there must be one."""
     return next((sentence for kind, sentence in sentences if kind == "bad"), sentences[0][1])
 
 
 def tiles(models: Sequence[PageModel], benchmarks: Benchmarks) -> Tiles:
-    """Returns four figures for the page top: the first per benchmark, then the second, etc."""
+    """Returns at most four figures for the page top: the first per benchmark, then the second, etc."""
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for model in models:
         for finding in filter(None, itertools.chain(*itertools.zip_longest(*findings_of(model.results, benchmarks)))):

@@ -36,8 +36,8 @@ class RunOfTurns(NamedTuple):
 def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any] | None:
     """Returns over, under and false interventions of the scores and of the critics `telemetry` and `random`.
 
-    Intervals are over tasks. At least two tasks must have good turns, at least two bad ones, and every turn a score;
-    else there is no report.
+    They are in `figures`, by critic, with intervals over tasks; `false` only if a run is solved. Returns None unless at
+    least two tasks have good turns, at least two have bad ones, and every turn has a score.
     """
     bad_M = np.concatenate([run.bad_T for run in runs]) if runs else np.zeros(0)
     score_M = np.concatenate([run.score_T for run in runs]) if runs else np.zeros(0)
@@ -74,7 +74,7 @@ def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any
 def flagged(
     score_M: Float[np.ndarray, " M"], bad_M: Float[np.ndarray, " M"], task_M: Int[np.ndarray, " M"]
 ) -> Float[np.ndarray, " M"]:
-    """Returns 1 for turns below the threshold fitted on other folds of tasks, else 0."""
+    """Returns 1 for turns below the threshold fitted on other folds of tasks (0 without labels there), else 0."""
     flag_M = np.zeros(len(score_M))
     for fold in range(FOLDS):
         inside_M = task_M % FOLDS == fold
@@ -85,7 +85,7 @@ def flagged(
 
 
 def threshold(score_N: Float[np.ndarray, " N"], bad_N: Bool[np.ndarray, " N"]) -> float:
-    """Returns the quantile of the scores with the highest balanced accuracy; the lowest if tied."""
+    """Returns the quantile of the scores below which calling a turn bad has the highest balanced accuracy."""
     cuts = np.unique(np.quantile(score_N, np.linspace(0, 1, CUTS)))
     cuts = np.append(cuts, np.nextafter(cuts[-1], np.inf))
     below_CN = score_N < cuts[:, None]

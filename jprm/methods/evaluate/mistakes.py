@@ -63,7 +63,8 @@ class MarkedChains(NamedTuple):
 
 
 def chains_of_files(trees: Sequence[ReasoningTree]) -> MarkedChains:
-    """Returns scored chains with `first_error` and `task`. Raises ScoreError."""
+    """Returns scored chains; the `task` is "" if absent. Raises ScoreError if a `first_error` is invalid or a score is
+    missing, NothingToMeasure without records."""
     first = []
     for i, tree in enumerate(trees, start=1):
         place = tree.extra.get("first_error", "")
@@ -78,7 +79,7 @@ def chains_of_files(trees: Sequence[ReasoningTree]) -> MarkedChains:
 
 
 def predicted(scores: Sequence[Float[np.ndarray, " _"]], threshold: float) -> Int[np.ndarray, " N"]:
-    """Returns the index of the first step below the threshold, or -1."""
+    """Returns the index of each chain's first step below the threshold, or -1."""
     return np.array([int(np.argmax(low)) if (low := score_P < threshold).any() else -1 for score_P in scores])
 
 
@@ -94,10 +95,11 @@ def mcc(
 def mistakes_report(
     trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Returns all figures, overall and by task, with 95 % intervals and baselines.
+    """Returns all figures, overall and by `tasks`, with 95 % intervals and `baselines`.
 
-    `ahead` is the F1 of the cross-fitted scores minus the best baseline's, paired. `mr_score` averages over `subjects`,
-    one name per chain; by default each task is a subject.
+    A step is wrong below `threshold`. `ahead` is the F1 of the cross-fitted scores (`cross_fit`) minus the best
+    baseline's, paired; absent with too few chains. `mr_score` averages over `subjects`, one name per chain; by default
+    each task is a subject.
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)
@@ -178,7 +180,7 @@ def _figures(
 def balanced(
     called_N: Bool[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], problems: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """Returns Hard2Verify's four figures for N verdicts, with 95 % intervals over problems."""
+    """Returns Hard2Verify's `right`, `wrong`, `accuracy` and `f1` for N verdicts, with 95 % intervals over problems."""
     statistic: dict[str, Any] = {
         "right": functools.partial(_mean, called_N, right_N),
         "wrong": functools.partial(_mean, ~called_N, ~right_N),

@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) -> None:
-    """Draws lines in per cent over a logarithmic n, with labels at the right end."""
+    """Draws fractions in per cent over a logarithmic n, with labels at the right end; points if one is None."""
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
     top = max(len(s.value) for s in series)
@@ -127,7 +127,7 @@ def heat_maps(figure: Any, panels: Mapping[str, Sequence[Sequence[int]]]) -> Non
 
 
 def short(label: str) -> str:
-    """Shortens a long name to its beginning and end, since model names may differ at either."""
+    """Shortens a name above `LONGEST` to its beginning and end, since model names may differ at either."""
     return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[1 - LONGEST // 2 :]}"
 
 

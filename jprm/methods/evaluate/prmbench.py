@@ -95,15 +95,13 @@ class Confusion(NamedTuple):
 
 
 def f1s(counts: Confusion) -> tuple[Any, Any]:
-    """Returns F1 of right and of wrong steps (negative F1) from counts; NaN if there are no such steps or
-    predictions.
-    """
+    """Returns F1 of right and of wrong steps (negative F1); NaN without such steps and predictions."""
     tp, fp, tn, fn = counts
     return ratio(2 * tp, 2 * tp + fp + fn), ratio(2 * tn, 2 * tn + fp + fn)
 
 
 def prm_score(counts: Confusion) -> Any:
-    """Returns PRMScore, the mean of F1 and negative F1."""
+    """Returns PRMScore, the mean of F1 and negative F1; NaN if one of them is."""
     f1, negative_f1 = f1s(counts)
     return 0.5 * f1 + 0.5 * negative_f1
 
@@ -124,7 +122,7 @@ def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMB
 
 
 def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, " N"]) -> tuple[float, float]:
-    """Returns the threshold with the highest PRMScore over all steps, and that (in-sample) PRMScore."""
+    """Returns the threshold with the highest PRMScore over all steps, and that (in-sample) score; NaN without steps."""
     value_U, index_N = np.unique(score_N, return_inverse=True)
     right_U, wrong_U = (np.bincount(index_N.reshape(-1), x_N, len(value_U)) for x_N in (right_N, 1 - right_N))
     # predicted wrong: every step up to the threshold, which is below all values or equal to one

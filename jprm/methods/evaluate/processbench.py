@@ -58,7 +58,7 @@ def f1_curve(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> tuple[Floa
     """Returns, in rising order, one threshold for every distinct set of predictions, and F1 there.
 
     Predictions only change at the ends of the chains' intervals, so the thresholds are the midpoint of each gap, one
-    below all ends and one above.
+    below all ends and one above. F1 is NaN if no chain, or every chain, has an error.
     """
     first_error_N = np.asarray(first_error_N)
     low_N, high_N = right_interval(first_error_N, scores)
@@ -93,10 +93,10 @@ def best_threshold(first_error_N: Int[np.ndarray, " N"], scores: Scores) -> floa
 def cross_fit(
     first_error_N: Int[np.ndarray, " N"], scores: Scores, problems: Sequence[str], seed: int, folds: int = FOLDS
 ) -> tuple[Bool[np.ndarray, " N"], list[float]]:
-    """Returns whether each chain is predicted correctly with cross-fitted thresholds, and the thresholds.
+    """Returns whether each chain is predicted correctly with cross-fitted thresholds, and the threshold of each fold.
 
     Folds are split by problem, so no threshold is used on a chain with a problem it was tuned on. Raises
-    NothingToMeasure if the other folds lack chains with or without an error.
+    NothingToMeasure if there are fewer problems than folds, or the other folds lack chains with or without an error.
     """
     first_error_N = np.asarray(first_error_N)
     problem_N = numbered(problems)
@@ -117,6 +117,7 @@ def processbench_report(
 ) -> dict[str, dict[str, Any]]:
     """Returns F1 by file at four thresholds (`threshold`, tuned, cross-fitted, best), with baselines.
 
+    - `f1`, `f1_low`, `f1_high` and both accuracies of a file are at `threshold`.
     - `tuned` uses the best threshold on the file `calibration`, for the scores and for each baseline; in that file
       itself, `in_sample` is true. It is null unless that file has chains with and without an error.
     - `cross_fit` tunes on the file itself, but never on the problem of the predicted chain; null if the file is too
@@ -124,7 +125,7 @@ def processbench_report(
     - `upper_bound` is the best in-sample threshold.
     - `less`, in `tuned` and `cross_fit`, is the paired difference from the best baseline with the same tuning.
 
-    Intervals resample problems and keep thresholds fixed.
+    Intervals resample problems and keep thresholds fixed. Raises ScoreError if `scored` lacks `calibration`.
     """
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
@@ -147,10 +148,9 @@ def processbench_report(
 def average_f1(
     scored: Scored, calibration: str, seed: int, files: Sequence[str], threshold: float = 0.5
 ) -> dict[str, Any]:
-    """Returns the headline figure, mean F1 over `files`: `half` (at `threshold`), `tuned` on `calibration`,
-    `cross_fit`.
+    """Returns mean F1 over `files`: `half` (at `threshold`), `tuned` on the file `calibration`, and `cross_fit`.
 
-    Each is `{"value", "low", "high"}`, with problems resampled within each file; null if a file lacks that figure.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file; None if a file lacks that figure.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -158,7 +158,7 @@ def average_f1(
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
-    """Returns the mean over `files` of one kind of `f1_draws`, if every file has it."""
+    """Returns the mean over `files` of one kind of `f1_draws`, or None if a file lacks it."""
     of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(of_files) < len(files):
         return None
@@ -169,8 +169,9 @@ def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
     """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) by kind of threshold and file.
 
-    Kinds are `half` (the model's `threshold`), `tuned` on the file `calibration`, and `cross_fit`. The resamples depend
-    only on the problems and the seed, so the draws of two models can be subtracted.
+    Kinds are `half` (the model's `threshold`), `tuned` on the file `calibration`, and `cross_fit`; the latter two are
+    None if a file does not allow tuning. The resamples depend only on the problems and the seed, so the draws of two
+    models can be subtracted.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = or_none(best_threshold, chains[calibration]["first_error"], chains[calibration]["scores"])

@@ -67,7 +67,8 @@ class FileReader(NamedTuple):
 
 
 def run(benchmark: Benchmark, options: Any) -> Report:
-    """Returns the report of a benchmark's command."""
+    """Returns the report of a benchmark's command, with `trained_on` if the model was trained on some of the problems.
+    Raises ValueError if `by` names an output without a model."""
     if getattr(options, "by", None) and options.model is None:
         raise ValueError(f"--by {options.by}: names an output of a model. Give --model")
     if benchmark.run is not None:
@@ -132,7 +133,7 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
     """Counts each file's problems, and those also in the training data of the run `model`; omits files without any.
 
     Compares normalised text. If training data is gone, in a bucket, or stored as tokens, it only counts if the
-    evaluated file is one of its files.
+    evaluated file is one of its files. Returns {} unless `model` is the folder of a run on this machine.
     """
     if model is None or is_remote(model) or not (path_of(model) / RUN).is_file():
         return {}
@@ -172,7 +173,7 @@ def trained_on_words(report: Mapping[str, Any]) -> list[str]:
 
 
 def model_of(options: Any) -> PRM:
-    """Loads the model named by the options; its score is the output named by `by`."""
+    """Loads the model named by the options; its score is the output `by`. Raises ValueError if it lacks that output."""
     prm = load(options.model, adapter=options.adapter)
     try:
         return prm.by(options.by or "score")
@@ -181,7 +182,7 @@ def model_of(options: Any) -> PRM:
 
 
 def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
-    """Loads the model named by the options, and scores the files `data` and `calibrate`."""
+    """Loads the model named by the options, and scores the files `data` and `calibrate` into `OUT.scores/`."""
     calibrate = getattr(options, "calibrate", ())
     calibrate = calibrate if isinstance(calibrate, tuple) else (calibrate,)
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
@@ -195,7 +196,7 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 
 
 def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list[dict[str, Any]]]:
-    """Reads all files before any is scored, to find bad files early."""
+    """Reads all files before any is scored, to find bad files early; ValueError if one has no record."""
     return {name: source.records(path) for name, (path, source) in files.items()}
 
 
@@ -242,9 +243,10 @@ def scored_files(
     too_long: TooLong = "error",
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, list[ReasoningTree]], dict[str, int]]:
-    """Returns each file's scored trees, and the number of records left out.
+    """Returns each file's scored trees, and the number of records left out, both by name.
 
-    A model leaves out over-long records; a judge leaves out records with an unreadable critique.
+    A model leaves out over-long records if `too_long` is "skip" (else they are an error), a judge records with an
+    unreadable critique.
     """
     scores, left_out = {}, {}
     for name, (path, source) in files.items():
@@ -305,7 +307,7 @@ def scorer(prm: PRM, folder: PathLike) -> Scorer:
 
 
 def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
-    """Returns the files by the name without suffix, which the report and the scores have.
+    """Returns the files by their name without suffix (e.g. `math`), which the report and the scores have.
 
     Raises FileNotFoundError if a file is missing (before any is scored), and ValueError if two files share a name.
     """
@@ -320,7 +322,7 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
 
 
 def format_of(path: PathLike) -> str:
-    """Detects a file's reader by the keys in its first record; by default jprm's own format."""
+    """Detects a file's reader by the keys in its first record, by default `jsonl`; ValueError for an empty file."""
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")
         keys = item.keys() if isinstance(item, dict) else ()

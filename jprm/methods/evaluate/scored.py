@@ -33,7 +33,7 @@ def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None
 
 
 def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
-    """Returns a figure, from its draws, minus the best baseline's, paired, as JSON with the baseline's name."""
+    """Returns a figure's paired `difference` from the best baseline as JSON, with the name as `baseline`."""
     best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))
     return difference(drawn, baselines[best]).json() | {"baseline": best}
 
@@ -74,7 +74,7 @@ class F1(NamedTuple):
 
 
 def harmonic_mean(a: Any, b: Any) -> Any:
-    """Returns 2ab / (a + b), or 0 if both are 0."""
+    """Returns 2ab / (a + b), 0 if both are 0, NaN if one is NaN."""
     a, b = np.asarray(a, float), np.asarray(b, float)
     return 2 * a * b / np.where(a + b == 0, 1.0, a + b)
 
@@ -87,7 +87,7 @@ def f1_of(error_accuracy: Any, correct_accuracy: Any) -> F1:
 def weighted_f1(
     right_N: Bool[np.ndarray, " N"], first_error_N: Int[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> F1:
-    """Returns F1 under each row of bootstrap weights for the chains."""
+    """Returns F1 under each row of chain weights; `right_N`: predicted right, `first_error_N`: -1 for no error."""
     error_N = np.asarray(first_error_N) >= 0
     error = weighted_mean(right_N, weight_RN * error_N)
     correct = weighted_mean(right_N, weight_RN * ~error_N)

@@ -42,7 +42,7 @@ class Labelled(NamedTuple):
 def label_class(label: float | None, semantics: str, neutral: str | None, where: str = "label") -> int:
     """Returns the class of a label: 1, 0, or `UNLABELLED` (for a missing label, and for neutral under `drop`).
 
-    Raises ScoreError if a rating is neutral and `neutral` is missing, or the label has no class.
+    Raises ScoreError if a rating is neutral and `neutral` is None, or the label has no class.
     """
     if neutral not in (*NEUTRAL, None):
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")
@@ -83,7 +83,7 @@ def judged_right(
     wrong_M: Bool[np.ndarray, " M"],
     threshold: float,
 ) -> Bool[np.ndarray, " M"]:
-    """Whether the first error of each chain is predicted correctly: the first step below the threshold, if any."""
+    """Returns whether each chain's first step below the threshold, if any, is its first error (`judged_chains`)."""
     before_N = np.full(len(parent_N), np.inf)  # the lowest score before each step
     for i, parent in enumerate(parent_N):
         if parent >= 0:
@@ -92,7 +92,7 @@ def judged_right(
 
 
 def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Int[np.ndarray, "Q 2"]:
-    """Returns all pairs (right, wrong) of steps with the same parent."""
+    """Returns all pairs (right, wrong) of steps with the same parent, as node indices."""
     siblings: dict[int, tuple[list[int], list[int]]] = {}
     for i in np.flatnonzero(class_N != UNLABELLED):
         siblings.setdefault(int(parent_N[i]), ([], []))[1 - class_N[i]].append(i)
@@ -103,7 +103,7 @@ def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]
 def steps_report(
     scored: Sequence[ReasoningTree], neutral: str | None, seed: int, threshold: float = 0.5
 ) -> dict[str, Any]:
-    """Returns the figures of scored trees, and the same for trivial scorers under `baselines`.
+    """Returns the figures of scored trees and of `baselines`. Raises NothingToMeasure unless steps are right and wrong.
 
     Each figure is `{"value", "low", "high"}` with a 95 % interval over problems:
 

@@ -81,9 +81,7 @@ class Suite:
 
 
 def read_suite(path: PathLike) -> Suite:
-    """Reads a suite's file. Raises ValueError (with file and field) if it is invalid, FileNotFoundError if a file is
-    missing.
-    """
+    """Reads a suite's file. Raises the errors of `suite_of`, also if the file itself is missing or is not JSON."""
     path = path_of(path)
     return suite_of(parse(path.read_bytes(), os.fspath(path)), path)
 
@@ -107,7 +105,8 @@ def standard_suite(folder: PathLike) -> Suite:
 
 
 def suite_of(suite: Any, path: Place) -> Suite:
-    """Builds a suite from the content of a file; paths are relative to `path`."""
+    """Builds a suite from a file's content; paths are relative to `path`. Raises ValueError (with file and field) if it
+    is invalid, FileNotFoundError if a file of `calibrate`, or every file of a section, is missing."""
     where = os.fspath(path)
     suite, others = _named(suite, path)
     benchmarks = registered() | {name: benchmark for name, (_, benchmark) in others.items()}
@@ -244,9 +243,9 @@ def results_of(
 ) -> Report:
     """Computes all sections of a suite from scored records by file name.
 
-    `score` rescores edited chains for diagnostics, `scale` is the scores' meaning, and `too_long` counts left-out
-    records by file. If the records are too few or too uniform for a section, it is left out and `not_computed` has the
-    reason.
+    `score` rescores edited chains for diagnostics, which lack edits without it; `scale` is the scores' meaning, and
+    `too_long` counts left-out records by file. If the records are too few or too uniform for a section, it is left out
+    and `not_computed` has the reason.
     """
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}

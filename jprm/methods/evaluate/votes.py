@@ -32,7 +32,7 @@ TIE = 1e-6
 
 @functools.lru_cache(maxsize=4)  # pools of one size need the same for every rule
 def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
-    """Returns the probability that the best of n samples has rank r, for r < `size` = N and n = 1 .. n_max.
+    """Returns the probability that the best of n samples has rank r, for r < `size` = N and n = 1 .. n_max <= N.
 
     C(N - r - 1, n - 1) / C(N, n), computed as n / (N - r) times prod_{i<n} (N - r - i) / (N - i). All factors are at
     most 1, so it cannot overflow.
@@ -111,7 +111,7 @@ def _same(left: str | float, right: str | float) -> bool:
 
 
 def relative(log_PN: Float[np.ndarray, "*P N"]) -> Float[np.ndarray, "*P N"]:
-    """Returns weights divided by their row's largest, from log weights, which must be -inf without a vote."""
+    """Returns weights divided by their row's largest, from log weights; -inf is 0, also if the whole row is."""
     return np.exp(log_PN - np.maximum(log_PN.max(-1, keepdims=True, initial=-np.inf), -1e300))
 
 
@@ -139,7 +139,8 @@ def vote_accuracy(
     answer: it takes one of the n places but does not vote. A vote without any answer is incorrect. The correctness of a
     class is the mean over its samples. Exact if all pools have at most `ENUMERATE` samples; otherwise the mean over
     `trials` random orders of each pool. Every n uses the first n of an order, with all weightings, so n = size is exact
-    and differences between weightings have less noise.
+    and differences between weightings have less noise. Raises ValueError if there are no
+    problems, or fewer than 2 `trials` to sample.
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)

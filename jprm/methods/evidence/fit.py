@@ -81,10 +81,8 @@ def bucket(problem: str, n: int) -> int:
 def read_policy(
     path: str | os.PathLike, sources: Sequence[Source], keep: Callable[[str], bool] = lambda problem: True
 ) -> PolicyPools:
-    """Reads a file's pools, and the sources' evidence on them, for problems accepted by `keep`.
-
-    Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown or no pool is left.
-    """
+    """Reads a file's pools, and the sources' evidence on them, for problems accepted by `keep`. Raises RecordError if a
+    record is not a pool, ScoreError if an outcome is unknown or no pool is left."""
     trees = [tree_of(record) for record in reader_of("pools").records(path)]
     trees = [tree for tree in trees if tree.nodes and keep(tree.problem)]
     if not trees:
@@ -148,10 +146,8 @@ def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]
 
 
 def stronger(chains: Chains, kept: float, seed: int) -> Chains:
-    """Drops incorrect chains at random, each kept with probability `kept`, to simulate a stronger policy.
-
-    Every pool keeps its first chain: a stronger policy still fails if it has no correct chain.
-    """
+    """Drops incorrect chains at random, each kept with probability `kept`, to simulate a stronger policy. Every pool
+    keeps its first chain: a stronger policy still fails if it has no correct chain."""
     drawn_M = np.random.default_rng(seed).random(len(chains.correct_M))
     first_M = np.zeros(len(drawn_M), bool)
     first_M[np.unique(chains.problem_M, return_index=True)[1]] = True

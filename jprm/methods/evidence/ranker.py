@@ -127,10 +127,8 @@ def _softmax_in_pools(
 def relative_in_pools(
     log_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
 ) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " P"]]:
-    """Returns weights divided by their pool's largest, and the log of the largest, from log weights of any size.
-
-    A log weight of -inf is a weight of 0.
-    """
+    """Returns weights divided by their pool's largest, and the log of the largest, from log weights of any size (-inf
+    for a weight of 0)."""
     top_P = np.full(int(pool_M.max(initial=-1)) + 1, -1e300)
     np.maximum.at(top_P, pool_M, log_M)
     return np.exp(log_M - top_P[pool_M]), top_P

@@ -80,8 +80,6 @@ def puct(value_A: Sequence[float], visits_A: Sequence[int], prior_A: Sequence[fl
 
 
 class _State:
-    """The nodes' visits, values and priors."""
-
     def __init__(self):
         self.visits: collections.Counter[int] = collections.Counter()
         self.total: dict[int, float] = collections.defaultdict(float)  # the sum of backed-up values

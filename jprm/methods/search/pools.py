@@ -206,11 +206,9 @@ class _Seen:
         self.before = self.counts["tokens"]
 
     def within(self, tokens: int, ended: int) -> None:
-        """Shows the progress inside a block."""
         self._tell(max(self.counts["tokens"], self.before + tokens))
 
     def sample(self, count: int = 1) -> None:
-        """Counts finished samples."""
         self.ended += count
         self.bar.add(count)
 
