@@ -1,6 +1,7 @@
 """The progress bar: a bar on a terminal, a short line a minute in a log."""
 
 import re
+import threading
 import time
 import types
 
@@ -20,10 +21,12 @@ def wait_for(capsys, wanted, seconds=300):
 
 def test_a_log_gets_a_line_a_minute_while_nothing_is_done(monkeypatch, capsys):
     monkeypatch.setattr(Bar, "EVERY_S", 0.02)
-    line = "mine: 0 of 40, compiling\n"
+    line, before = "mine: 0 of 40, compiling\n", set(threading.enumerate())
     with Bar("mine", 40, note="compiling"):
         assert wait_for(capsys, line).startswith(line)  # before the first step
         assert line in wait_for(capsys, line)  # again, after a minute
+        (thread,) = set(threading.enumerate()) - before
+    thread.join(300)  # else the next test could get one more line
 
 
 def test_a_short_command_prints_its_last_line_alone(capsys):
