@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import pathlib
 import shutil
 import subprocess
 import sys
 
 import pytest
+from pod import REPOSITORY
 from refusing import bad, refused
 from tiny_run import WORDS, chains, pool_file, pool_of, processbench_file, trees
 
@@ -207,7 +207,7 @@ def test_a_prepared_folder_is_evaluated_as_its_records(tiny_run, tmp_path):
 # ---- A suite: one file names the benchmarks, one folder holds their scores and results.
 
 
-STUDIES = pathlib.Path(__file__).resolve().parents[3] / "experiments/studies"
+STUDIES = REPOSITORY / "experiments/studies"
 
 
 @pytest.fixture(scope="module")
@@ -372,6 +372,6 @@ def test_diagnostics_and_drift_as_commands(folder, done, tiny_run, tmp_path, cap
         "".join(json.dumps({"problem": p, "steps": ["s"]}) + "\n" for p in ("Q1  3", "What is\\, 2?", "new"))
     )
     line = [tmp_path / "train.jsonl", folder / "easy.json", folder / "rated.jsonl"]
-    script = [sys.executable, "examples/contamination.py", *map(str, line)]
+    script = [sys.executable, str(REPOSITORY / "examples/contamination.py"), *map(str, line)]
     told = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     assert "easy.json: 1 of 12 problems" in told and "q1 3" in told and "rated.jsonl: 1 of 5 problems" in told
