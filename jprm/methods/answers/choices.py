@@ -59,9 +59,7 @@ _LETTER = re.compile(r"[A-J]", re.IGNORECASE)
 
 
 def choices(prose: Prose) -> list[Mark]:
-    """Returns the stated letters of multiple choice, from A to J, e.g. of "the answer is (b)", in the order of
-    patterns.
-    """
+    """Returns the stated choice letters, A to J, e.g. in "the answer is (b)", in the order of the patterns."""
     text = prose.text
     if "\n" not in text.strip():
         if option := _OPTION.match(text):

@@ -96,7 +96,8 @@ Same = Callable[[str, str], bool]
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
     """Returns whether `answer` equals `truth`; False if either is absent. Thread-safe.
 
-    `limit_s` are the seconds for a symbolic comparison; answers that take longer are not equal.
+    A symbolic comparison that takes more than `limit_s` seconds counts as unequal. Raises ValueError like
+    `canonical_answer`.
     """
     left, right = forms.canonical_answer(truth), forms.canonical_answer(answer)
     if left is None or right is None:

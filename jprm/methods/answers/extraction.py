@@ -35,7 +35,7 @@ _PRM800K = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)
 
 
 class Extracted(NamedTuple):
-    """A final answer and its rule, if the text states an answer."""
+    """A final answer and its rule; both are None if the text states no answer."""
 
     answer: str | None
     rule: Rule | None
@@ -45,7 +45,7 @@ _NONE = Extracted(None, None)
 
 
 def extract(text: str, *, form: Rule | None = None) -> Extracted:
-    """Returns the final answer and its rule. If `form` is given, only that rule counts."""
+    """Returns the final answer and its rule. If `form` is given, e.g. `box`, only that rule counts."""
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")
     prose = prose_of(text[end_of_thoughts(text) :])

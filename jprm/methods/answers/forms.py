@@ -300,7 +300,7 @@ def _summed(text: str) -> Number | None:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """Returns the normal form without its unit or currency, and the unit name ("" if absent or unknown)."""
+    """Splits a normal form into the text without unit or currency, and the unit name ("" if absent or unknown)."""
     unit = ""
     if m := re.match(
         r"([-+]?)\s*(US\s?\\?\$|\\\$|[€£¥₹]|(?:USD|EUR|GBP|INR|JPY|Rs\.?)(?=\s*[\d.]))\s*(?=[-+]?[\d.\\(])", text
@@ -534,7 +534,8 @@ def canonical_answer(answer: Any) -> str | float | None:
     r"""Returns a hashable form, equal for equal everyday answers; None if there is no answer.
 
     Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") compare by value, other
-    strings by their stripped text. A missing answer, a blank string and NaN count as no answer.
+    strings by their stripped text. A missing answer, a blank string and NaN count as no answer. Raises ValueError for
+    other types, e.g. lists.
     """
     if answer is None or isinstance(answer, float) and math.isnan(answer):
         return None

@@ -373,9 +373,7 @@ _NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+
 
 
 def values(line: str) -> list[Value]:
-    """Returns the formulas and numbers in a line, after its label; the last side of an equation. Without formulas and
-    numbers, digits.
-    """
+    """Returns the formulas and numbers after a line's label, of equations the last side; else runs of digits."""
     label = LABEL.match(line)
     items: list[Value] = []
     at = first = label.end() if label else 0
@@ -407,9 +405,7 @@ def formula_at(text: str, at: int) -> str:
 
 
 def last_side(formula: str) -> str:
-    r"""Returns the last side of an equation of numbers or words, e.g. 7 for `\text{Total} = 3 + 4 = 7`; other formulas
-    are returned whole.
-    """
+    r"""Returns an equation's last side, e.g. 7 for `\text{Total} = 3 + 4 = 7`; one with unknowns stays whole."""
     first, *_, last = formula.split("=") if "=" in formula else (formula, "")
     names = set(re.findall(r"(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])", _NAME_IN_WORDS.sub("", _TIMES.sub("*", first))))
     chain = formula.count("=") > 1 and not _SEVERAL.search(formula)

@@ -283,9 +283,7 @@ def is_clause(text: str) -> bool:
 
 
 def last_statement(text: str, at: int) -> Span:
-    """Returns the last sentence with "therefore" and a value in the line from offset `at` on, else its first
-    sentence.
-    """
+    """Returns the last sentence with "therefore" and a value in the line from `at` on, else the first one."""
     end = text.find("\n", at)
     spans = sentences(text, at, min(len(text) if end < 0 else end, at + LONGEST))
     return next(

@@ -34,7 +34,7 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
     within: the path of `item` itself, for error messages, e.g. `steps[3].`.
 
     Raises:
-      RecordError: the value is absent or has another type.
+      RecordError: the value has another type, or is absent or null and `kinds` lacks `type(None)`.
     """
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     value, whole = item, True
@@ -278,9 +278,10 @@ _SAID = (
 
 
 def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
-    """Converts a label, if present, to a number.
+    """Converts a label to a number; null, and words for it such as "n/a", have no label.
 
-    Words become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or -1.
+    Words become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or -1. Any number
+    is returned as it is.
 
     Raises RecordError with the name `field` if the value is not a label.
     """

@@ -30,7 +30,10 @@ Pack = Callable[[int, list[TokenTree]], tuple[Rows, np.ndarray]]
 
 
 class Windows(grain.IterDataset):
-    """Packed windows of one stream (k, n). `sources` are its own trees, endless; `pack` takes (window index, trees)."""
+    """Packed windows of one stream (k, n). `sources` are its own trees, endless; `pack` takes (window index, trees).
+
+    Raises ValueError like `weights`, which is tried at each hundredth of the steps.
+    """
 
     def __init__(
         self, sources: Sequence[grain.MapDataset[Any]], experiment: Experiment, pack: Pack, stream: tuple[int, int]

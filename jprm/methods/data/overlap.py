@@ -28,7 +28,7 @@ def normalise(text: str) -> str:
 
 
 class Texts:
-    """A set of normalised texts that finds equal and, with `near`, similar texts.
+    """A set of texts that finds equal and, with `near`, similar texts; the caller must normalise all of them.
 
     `near` is the smallest Jaccard similarity (0 to 1) between the sets of five consecutive words, estimated by MinHash
     (Broder 1997; rensa, extra `near`) with 256 permutations in 64 bands. Measured at `near=0.8`: of a hundred pairs,

@@ -61,9 +61,11 @@ class PrepareRequest:
 class PrepareReport(PrepareRequest):
     """The request and the counts of a prepared folder, as stored in `report.json`.
 
-    Every item is rejected, dropped, excluded, repeated, or kept. `excluded` counts records per benchmark file, so a
-    record may count for two files; `excluded_records` counts it once. `left_out` counts parts of items that records
-    do not hold, e.g. images. `unlabelled` counts records without a label, `all_right` records with only label 1.
+    Every item is rejected, dropped (by reason), excluded, repeated, in another part, or kept. `excluded` counts records
+    per benchmark file, so a record may count for two files; `excluded_records` counts it once. `left_out` counts item
+    parts that records do not hold, e.g. images. `labels` counts steps per label, e.g. `{"1": 7, "none": 2}`;
+    `unlabelled` counts records without a label, `all_right` records with only label 1, `several` items that became
+    several records. `rejections` counts the errors in `reasons` by kind, under the first error of each kind.
     """
 
     read: int = 0
@@ -421,10 +423,8 @@ def is_url(source: str | os.PathLike) -> bool:
 def resolved(url: str) -> str:
     """Returns the HTTP address of `hf://datasets/OWNER/NAME[@REVISION]/FILE`; other URLs unchanged.
 
-    The environment variable HF_ENDPOINT names a mirror of the Hugging Face Hub.
-
-    Raises:
-      ValueError: the `hf://` address has another form.
+    The environment variable HF_ENDPOINT names a mirror of the Hugging Face Hub. Raises ValueError for other `hf://`
+    forms.
     """
     if not url.startswith("hf:"):
         return url
@@ -442,9 +442,10 @@ def fetch(
     allowed: Collection[str],
     on_bytes: Callable[[int, int | None], None] = lambda done, total: None,
 ) -> pathlib.Path:
-    """Downloads a URL into `folder`, unless a valid copy is there.
+    """Downloads a URL into `folder`, unless a valid copy is there; returns the file's path.
 
-    A copy is valid if its SHA-256 is allowed, or its address names the same commit.
+    A copy is valid if its SHA-256 is allowed, or its address names the same commit. `on_bytes` gets the bytes so far
+    and the total, if known.
 
     Raises:
       ValueError: no checksum is known, the download has another, or `url` is malformed. The folder stays as it was.
@@ -514,7 +515,7 @@ class Records(tfds.core.GeneratorBasedBuilder):
 
 
 def write_folder(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
-    """Writes (unique key, record) pairs into a new folder, in order; returns their number.
+    """Writes (unique key, record) pairs into a new folder, in order; returns their number, and writes no files for 0.
 
     Raises:
       Exception: an error of the iterable, unchanged.

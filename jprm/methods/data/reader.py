@@ -180,8 +180,7 @@ class Reader:
 def choose(kind: type, options: Mapping[str, Any]) -> Any:
     """Builds the options dataclass `kind` from a dict.
 
-    Raises:
-      ValueError: an option is unknown, missing or has a wrong value; the message lists the options.
+    Raises ValueError, which lists the options, if one is unknown, missing or has a wrong value.
     """
     try:
         return from_json(kind, dict(options))
@@ -196,7 +195,7 @@ def others(item: Mapping[str, Any], *known: str) -> Record:
 
 
 def object_in(item: Mapping[str, Any], key: str, absent: Mapping[str, Any] = {}) -> Mapping[str, Any]:
-    """Returns the object under a key, or `absent` if another value or none is there."""
+    """Returns the object under a key, or `absent` if no object is there."""
     return held if isinstance(held := item.get(key), Mapping) else absent
 
 
@@ -404,10 +403,9 @@ def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (row number from 1, JSON object) for every row of a Parquet or Arrow file.
 
     Null fields are left out, because a table cannot distinguish them from absent ones; nulls inside lists stay. Memory
-    holds one Parquet row group or Arrow record batch.
-
-    Raises:
-      RecordError: the file is broken or cut off, a value has no JSON form, e.g. bytes, or a row or page is too large.
+    holds one Parquet row group or Arrow record batch. Raises ImportError without the extra `parquet`, and RecordError
+    if
+    the file is broken or cut off, a value has no JSON form, e.g. bytes, or a row or page is too large.
     """
     import pyarrow  # the extra `parquet`
 

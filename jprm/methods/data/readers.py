@@ -134,7 +134,7 @@ READERS: dict[str, Reader | str] = {
 
 
 def readers_of(item: Any) -> list[str]:
-    """Returns the names of readers that accept an item, jprm's own formats last."""
+    """Names the readers that accept an item, jprm's own formats last, except `columns` and readers of whole files."""
     names = []
     for name in READERS:
         with contextlib.suppress(ValueError, Dropped):

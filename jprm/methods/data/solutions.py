@@ -122,7 +122,7 @@ class ProgramOptions:
 
 
 def parse_program(item: Any, where: str, options: ProgramOptions) -> Iterator[Record]:
-    """Yields the record with its `tests`; splits a whole solution into `steps`.
+    """Yields the record with its `tests`; splits a whole solution into `steps`, and sets `correct` to true if absent.
 
     The keys decide the layout:
 

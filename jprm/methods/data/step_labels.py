@@ -357,10 +357,10 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
 
 
 def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain from {"text", "value"}: problem and steps separated by `ки`, and one number per step.
+    """Yields one chain from {"text", "value"}: problem and steps separated by `ки`, and numbers of the first steps.
 
-    The numbers are entropy-regularised rewards from 0 to 1: semantics `value`. Train on them with the target `soft`;
-    the target `entropy` would regularise them again.
+    The numbers are entropy-regularised rewards from 0 to 1: semantics `value`. Train with the target `soft`;
+    `entropy` would regularise them again. Steps after the last number get no label.
     """
     text, values = take(item, "text", str, where), take(item, "value", list, where)
     pieces = [piece.strip() for piece in text.split(_TAG)]
@@ -456,7 +456,7 @@ def _nested(root: Mapping[str, Any], where: str) -> list[dict]:
 
 
 def parse_versa_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain from {"question", "chain_of_thoughts", "labels"}: 1 is correct, -1 is not.
+    """Yields one chain from {"question", "chain_of_thoughts", "labels"}: 1 is label 1; -1 and 0 are label 0.
 
     The lists may be written as text. `parsed_answer_correctness` becomes `correct`. If `chain_of_thoughts` is a list of
     {"steps", "labels"}, each is a chain; its labels may be null or absent. Other keys are kept.
@@ -506,7 +506,7 @@ class ActPrmOptions:
 
 
 def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Record]:
-    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; missing labels become null."""
+    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; null labels fill up a short list."""
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):
         reason = f"has {len(labels)} labels for {len(steps)} steps"

@@ -69,7 +69,10 @@ def shard_name(index: int, count: int) -> str:
 
 
 def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Sequence[str]) -> dict[str, int]:
-    """Writes trees into a local file; returns the counts `records`, `tokens`, `steps` and `labelled`."""
+    """Writes trees, with the arrays named in `extras`, into a local file.
+
+    Returns the counts `records`, `tokens`, `steps` and `labelled` (steps with a weight).
+    """
     from array_record.python.array_record_module import ArrayRecordWriter
 
     counts = collections.Counter(records=0, tokens=0, steps=0, labelled=0)
@@ -149,7 +152,7 @@ class TokenTrees(Sequence[TokenTree]):
         return self.__dict__ | {"_last": (-1, None)}  # a reader stays in its process
 
     def open(self, shard: int) -> Any:
-        """Opens a reader of one shard, downloading the shard first if needed."""
+        """Opens a reader of one shard, downloading it first if needed. Raises ValueError if the shard is damaged."""
         from array_record.python.array_record_module import ArrayRecordReader
 
         while True:
@@ -189,6 +192,7 @@ def cached_trees(
     """Returns the trees cached in `folder` for the settings `about`; writes them first if absent.
 
     Args:
+      folder: on this machine; ValueError for a bucket.
       trees: consumed only if they are not cached yet.
       total: their number, for the progress bar.
       about: the JSON settings that the trees depend on, including their `extras`.
@@ -224,7 +228,7 @@ class TokenShards(TokenTrees):
     Args:
       folder: a local folder or a bucket.
       about: the settings that the trees must depend on (`jprm.train.batches`), if they must match.
-      cache: the local folder for copies of shards in a bucket.
+      cache: the local folder for copies of shards in a bucket, by default `tokens` in jprm's cache.
       most: the size limit of the cache in bytes, shared by all its users.
 
     Raises:
@@ -369,7 +373,10 @@ SAMPLE = 256
 
 @dataclasses.dataclass(frozen=True)
 class Tokenised:
-    """Totals of the folder. `written` is below `shards` while other machines still write their parts."""
+    """Totals over the `written` shards, fewer than `shards` while other machines still write their parts.
+
+    `labelled` counts steps with a weight; `bytes` are on disk.
+    """
 
     shards: int
     written: int

@@ -85,7 +85,7 @@ class Comparison(ByCritiques):
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns `{"score": (N,)}` and the report on the critiques for each tree.
+        """Returns `{"score": (N,)}` and the report on the critiques for each tree; `missing` is ignored.
 
         Raises:
           ValueError: a record has one chain, so there is no comparison.

@@ -270,7 +270,7 @@ class Critique:
 
 
 def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, seed: int) -> list[list[Critique]]:
-    """Samples n critiques per question.
+    """Samples n critiques per question; a failed one has its reason in `error`.
 
     Raises:
       PolicyError: every critique failed.
@@ -360,7 +360,7 @@ def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
     """Reads a critique about a chain with so many steps.
 
     A score is the probability of the verdict's token if the policy reports log-probabilities, else 1 or 0. For prompts
-    about whole chains, steps after the first incorrect one get its score.
+    about whole chains, steps after the first incorrect one get its score. A failed or truncated critique has no scores.
     """
     if critique.finish_reason in ("error", "length"):
         return Reading("failed" if critique.finish_reason == "error" else "truncated")
@@ -422,7 +422,7 @@ class StepVerdict:
 
 
 def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | None:
-    """Returns a critique's verdicts about a chain with so many steps, if it can be read.
+    """Returns a critique's verdicts about a chain with so many steps, unless it cannot be read.
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
     incorrect one.
@@ -469,10 +469,10 @@ Tokens = Sequence[tuple[str, LogProb]]
 
 
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
-    """Returns the probability that the step is correct, from the verdict's token, if a token matches.
+    """Returns the probability that the step is correct, from the verdict's token, if one matches.
 
-    With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`. `tokens`
-    cover the text from `start` on.
+    With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`. `tokens` cover the
+    text from character `start` on.
     """
     if verdict.start is None:
         return None
@@ -518,8 +518,10 @@ ReadCritique = tuple[list[int], Critique, Reading]
 
 
 def report(judged: Sequence[ReadCritique], sent: int | None = None) -> dict[str, Any]:
-    """Returns JSON values: counts of critiques and verdicts, generated tokens, characters sent if known, and the
-    critiques."""
+    """Returns the counts `COUNTS` and `critiques`, a list with nodes, status, text etc., as JSON values.
+
+    `asked` counts critiques, `sent` characters (absent if not given), and `by_probability` and `by_vote` verdicts.
+    """
     counts: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "asked": len(judged), "sent": sent, "critiques": []}
     if sent is None:
         del counts["sent"]
@@ -536,7 +538,7 @@ def report(judged: Sequence[ReadCritique], sent: int | None = None) -> dict[str,
 
 
 def cost(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Sums the counts of `report` over records."""
+    """Sums the counts of `report` over scored records, by the names in `COUNTS`."""
     total = dict.fromkeys(COUNTS, 0)
     for record in records:
         for name in COUNTS:

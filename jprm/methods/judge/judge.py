@@ -68,11 +68,11 @@ class ByCritiques:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything the scores depend on, for a scored file's request."""
+        """Name, samples and seed: everything the scores depend on, for a scored file's request."""
         return {"judge": self.name, "samples": self.samples, "seed": self.seed}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Describes the scorer in results: name, policy, and the cost of the records' critiques."""
+        """Describes the scorer in results: `name`, `folder` (the policy), `step` (0) and `judge` (`cost`)."""
         return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def reported(
@@ -82,7 +82,7 @@ class ByCritiques:
 
         If `missing` is given, asks only about these nodes of each tree, and the other outputs are NaN.
 
-        Raises PolicyError if every critique of a question failed.
+        Raises PolicyError if every critique failed (for a rubric: every critique by one criterion).
         """
         raise NotImplementedError
 
@@ -152,7 +152,7 @@ def judged_record(record: Mapping[str, Any], tree: ReasoningTree, about: Mapping
 
 
 def missing_of(record: Mapping[str, Any]) -> Sequence[int]:
-    """Returns the nodes of turns that a judge left without a score."""
+    """Returns the nodes of turns that a judge left without a score; empty if the record is complete."""
     about = record.get(KEY)
     return about.get(INCOMPLETE, ()) if isinstance(about, Mapping) else ()
 
@@ -424,10 +424,7 @@ class Rubric(ByCritiques):
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns for each tree the score and each criterion's score, (N,) each, and the report on all critiques.
-
-        If given, only the `missing` nodes of each tree are judged.
-        """
+        """Returns `score` and each criterion's score, (N,) each, and the report, per tree or of its `missing` nodes."""
         judged = {name: judge.judgements(trees, missing) for name, judge in self.judges.items()}
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 

@@ -97,7 +97,7 @@ def _numbers(section: Mapping[str, Any], defaults: Mapping[str, int], where: str
 
 
 def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
-    """Loads the judge in a JSON file. Raises RecordError if it compares samples."""
+    """Loads a judge like `load_judge`. Raises RecordError if it compares samples."""
     judge = load_judge(path)
     if isinstance(judge, Comparison):
         reason = "compares the samples of pools, and is asked about one chain here"
@@ -106,7 +106,7 @@ def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
 
 
 def load_plain_judge(path: str | os.PathLike) -> Judge:
-    """Loads the judge in a JSON file. Raises RecordError for a rubric, which has no verdicts on correctness."""
+    """Loads a judge like `load_judge`. Raises RecordError for rubrics and comparisons: they do not label steps."""
     judge = load_judge(path)
     if not isinstance(judge, Judge):
         field = "criteria" if isinstance(judge, Rubric) else "compare"

@@ -47,7 +47,7 @@ class Window:
             raise ValueError(f"summary is {self.summary}: it must be 0 or more")
 
     def groups(self, texts: Sequence[str]) -> list[range]:
-        """Returns the places of consecutive turns that a prompt about several steps is asked about at once."""
+        """Groups consecutive turns, given by place, to at most `turns` characters; a longer turn is alone."""
         groups, size = [], 0
         for place, text in enumerate(texts):
             if not groups or size + len(text) > self.turns:
@@ -94,7 +94,7 @@ _OPENING = "Earlier steps, shortened:"
 
 
 def summarised(texts: Sequence[str], most: int) -> str:
-    """Returns a line per text, of at most `most` characters together; of the latest texts if there is little room.
+    """Returns one line per text, in `most` characters at most: the latest texts if room is short, or "".
 
     >>> print(summarised(["Look at\\na.py.", "Now I change the file b.py and run all the tests again."], 110))
     Earlier steps, shortened:

@@ -44,7 +44,7 @@ _TAG = re.compile(r"(?<![А-Яа-яЁё])ки(?![А-Яа-яЁё])|<extra_0>")  #
 
 
 def tagged_steps(text: str) -> list[str]:
-    """Splits a text at step tags, Math-Shepherd's `ки` or Qwen's `<extra_0>`; returns [] if it has none.
+    """Splits a text at step tags, Math-Shepherd's `ки` or Qwen's `<extra_0>`; returns [] without tags.
 
     >>> tagged_steps("2 + 2 = 4. ки\\nSo it is 4. ки"), tagged_steps("Раскроем скобки.")
     (['2 + 2 = 4.', 'So it is 4.'], [])
@@ -61,7 +61,7 @@ _PARAGRAPHS = re.compile(r"\S[ \t\r]*\n[ \t\r]*\n\s*\S")
 
 
 def are_solutions(texts: Sequence[Any]) -> bool:
-    """Whether texts are whole solutions (samples), not the steps of one solution.
+    """Whether texts are whole solutions (samples), not the steps of one solution; False for a single text.
 
     True if the first text and most others state an answer, begin at step 1, or have paragraphs. Measured: true for all
     of 600 pools, and for 5 of 7,182 published chains.
@@ -78,7 +78,7 @@ def are_solutions(texts: Sequence[Any]) -> bool:
 
 
 def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
-    """Returns a pool sample with `steps`; splits it if it is text or an object with `response` or `text`."""
+    """Returns a pool sample with `steps` ([] for blank text), split from text, or from its `response` or `text`."""
     sample = {"response": sample} if isinstance(sample, str) else sample
     sample = dict(object_of(sample, where, field, 'Write {"steps": [...]}, {"response": TEXT}, or the text.'))
     key = next((key for key in ("response", "text") if key in sample), "")

@@ -184,7 +184,7 @@ def text_of_parts(value: Any, where: str, field: str) -> str:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
-    """Builds a tool call in the chat format."""
+    """Builds a tool call in the chat format; it has no `id` if `call_id` is empty."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if not call_id else {"id": call_id, **call}
 

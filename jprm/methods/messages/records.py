@@ -213,7 +213,7 @@ def read_segment(record: Mapping[str, Any], where: str) -> str:
 
 
 def check_tools(tools: Any, where: str) -> None:
-    """Raises RecordError if a tool is not a schema with a name."""
+    """Raises RecordError unless `tools` is absent or a list of schemas with names."""
     for i, tool in enumerate([] if tools is None else list_of(tools, where, "tools")):
         schema = object_of(tool, where, f"tools[{i}]", "Write its JSON schema.").get("function", tool)
         if not isinstance(schema, Mapping) or not isinstance(schema.get("name"), str) or not schema["name"]:
@@ -266,7 +266,7 @@ def tree_of_messages(record: Mapping[str, Any], where: str = "record") -> Reason
 def record_of_messages(tree: ReasoningTree) -> dict[str, Any]:
     """Converts a tree of messages to its record; the inverse of `tree_of_messages`.
 
-    Raises ValueError if the tree has alternatives inside a turn.
+    Raises ValueError if alternatives begin inside a turn, its labels have several origins, or it lacks some scores.
     """
     if tree.kind == "trajectory":
         (record,) = trajectories_of(tree)
@@ -290,9 +290,10 @@ def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]
 
 
 def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
-    """Returns one trajectory record per leaf, in leaf order.
+    """Returns one trajectory record per leaf, in leaf order; the inverse of `tree_of_trajectories`.
 
-    `tree_of_trajectories` is the inverse. The `outcome` of a leaf becomes the outcome of its trajectory.
+    The `outcome` of a leaf becomes the outcome of its trajectory. Raises ValueError if a turn's labels have several
+    origins, or only some of its steps have scores.
     """
     parent = [node.parent for node in tree.nodes]
     extra, trajectories = dict(tree.extra), []
@@ -322,7 +323,7 @@ def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
 
 
 def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
-    """Merges checked trajectories of one task into a tree that shares their common prefixes.
+    """Merges checked trajectories of one task, at least one, into a tree that shares their common prefixes.
 
     Messages are shared if the model reads the same text. Two identical trajectories still get two leaves. Shared turns
     take labels and scores from the first trajectory. The tree keeps the keys that are equal in all trajectories; a
@@ -363,11 +364,9 @@ def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
 
 
 def as_messages(tree: ReasoningTree) -> ReasoningTree:
-    """Converts a tree of steps to a tree of messages.
+    """Converts a tree of steps to a tree of messages; returns a tree of messages unchanged.
 
-    The problem becomes a user message, and each chain one turn.
-
-    A step that is followed by another one gets a newline.
+    The problem becomes a user message, and each chain one turn. A newline joins a step to the next one.
     """
     if tree.of_messages:
         return tree

@@ -34,7 +34,9 @@ def written_messages(tree: ReasoningTree, layout: Layout, context: int | None = 
 
     The chunk of a step begins with the context since the previous step. If its ids do not continue those of the
     previous step, because the template rewrote earlier text or a window begins, the step starts a separate chain from
-    the root. `context`: tokens of the longest chain; only a trajectory beyond it is read in windows.
+    the root. A trajectory beyond `context` tokens, if given, is read in windows.
+
+    Raises ValueError like `turns_of`, or if the layout is for chains.
     """
     if not layout.turns:
         reason = "is a trajectory, and the model reads chains in a layout of its own"
@@ -185,9 +187,7 @@ def _attempts(
 
 
 def _part(tree: ReasoningTree, nodes: Sequence[int], limit: int = 0) -> ReasoningTree:
-    """Returns the trajectory of some nodes; tool results are cut in the middle to `limit` characters, if it is
-    positive.
-    """
+    """Returns the trajectory of some nodes; a positive `limit` cuts tool results in the middle, in characters."""
     kept = [dataclasses.replace(tree.nodes[node], parent=i - 1) for i, node in enumerate(nodes)]
     if limit:
         kept = [dataclasses.replace(node, text=shortened(node.text, limit)) if node.role == "tool" else node

@@ -16,7 +16,7 @@ class Verdict:
     Attributes:
       label: 1 correct, 0 incorrect, None if not checkable.
       checked: number of decided equations, tests or tactics.
-      false: the statement that fails in an incorrect step.
+      false: if incorrect, the failing statement or the error, cut to 200 characters.
     """
 
     label: int | None

@@ -374,8 +374,9 @@ def symbols_of(node: tuple) -> set[str]:
 
 
 def sympy_of(node: tuple, reading: Mapping[str, Any]) -> Any:
-    """Returns the expression as sympy's. `reading` decides ambiguous operators, as in `exact`. Raises `Unread` if too
-    large.
+    """Returns the expression as sympy's. `reading` decides ambiguous operators, as in `exact`.
+
+    Raises `Unread` if it is too large, and ZeroDivisionError.
     """
     import sympy
 

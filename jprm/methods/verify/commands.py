@@ -139,7 +139,7 @@ def load_checker(path: str | os.PathLike) -> CommandChecker:
 
 
 def check_record(checker: CommandChecker, record: Mapping[str, Any], where: str) -> None:
-    """Raises RecordError if the record lacks a key of the source."""
+    """Raises RecordError if a key of the source is absent from the record, or neither text nor a number."""
     for name in _fields(checker.source):
         if name != "steps" and not isinstance(record.get(name), str | int | float):
             raise RecordError(where, name, "is absent or no text, and the checker's source has it", "Give it.")
@@ -180,9 +180,10 @@ class ChainVerdict:
 def judge_chains(
     checker: CommandChecker, chains: Sequence[tuple[Mapping[str, Any], Sequence[str]]], *, in_sandbox: bool = True
 ) -> list[ChainVerdict]:
-    """Judges chains, as many at once as there are processors.
+    """Judges (record, steps) chains, as many at once as there are processors.
 
-    Raises OSError if there is no sandbox, or the checker does not start in it.
+    Without `in_sandbox`, the checker has the user's permissions. Raises OSError if there is no sandbox, or the checker
+    does not start in it.
     """
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda chain: judge_chain(checker, *chain, in_sandbox=in_sandbox), chains))
@@ -191,7 +192,7 @@ def judge_chains(
 def judge_chain(
     checker: CommandChecker, record: Mapping[str, Any], steps: Sequence[str], *, in_sandbox: bool = True
 ) -> ChainVerdict:
-    """Judges one chain. Raises as `judge_chains`."""
+    """Judges one chain like `judge_chains`."""
     if (unsound := _unsound(checker, steps)) is not None:
         return unsound
     source, start_P = _source(checker, record, steps)
@@ -263,7 +264,11 @@ def _line(text: str) -> str:
 
 
 def verdicts_of(verdict: ChainVerdict, steps: int) -> list[Verdict]:
-    """Returns a chain's verdicts: all correct if it is proved; correct before a located error, and incorrect there."""
+    """Returns a verdict per step: all correct if the chain is proved, else correct before a located error.
+
+    The step with the error is incorrect; later steps, and all if no step is located, are not checkable. An unsound
+    chain has no correct steps, since the checker did not run.
+    """
     if verdict.proved:
         return [Verdict(1, 1)] * steps
     if verdict.step is None or verdict.proved is None:

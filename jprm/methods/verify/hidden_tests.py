@@ -71,9 +71,7 @@ class Pipe:
         raise Ended
 
     def pack(self, value, depth=0):
-        """Converts a value to JSON: plain values and containers (up to 100 deep) by content, others by
-        `pack_object`.
-        """
+        """Converts a value to JSON: plain values and containers (to depth 100), and others by `pack_object`."""
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
@@ -243,9 +241,7 @@ class Tests(Pipe):
         raise Undecided
 
     def unpack_object(self, name, rest):
-        """Returns a stand-in for a program's object, whose operations are requests; raises `Undecided` for other
-        modules.
-        """
+        """Returns a stand-in whose operations are requests to the program; raises `Undecided` for other modules."""
         if name == "object":
             if rest[0] not in self.proxies:
                 self.proxies[rest[0]] = _proxy(self, rest[0])  # one for each object, as `is` compares them
@@ -261,9 +257,7 @@ class Tests(Pipe):
         raise Undecided
 
     def exception(self, number, ancestry):
-        """Returns a class for the program's exception class `number`: a builtin, or one like it by the names in
-        `ancestry`.
-        """
+        """Returns a builtin class, or one like the program's class `number` by the names in `ancestry`."""
         if number not in self.kinds:
             known = [getattr(builtins, name, None) for name in ancestry]
             known = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
@@ -311,7 +305,10 @@ class Tests(Pipe):
         self.send(reply)
 
     def report(self, tests, more):
-        """Returns the report. It contains only this process's own words: the program controls the pipe's content."""
+        """Returns `tests` (results) and `behaviour` (a digest), or one of `error` (a reason), `ended` and `incomplete`.
+
+        It contains only this process's own words: the program controls the pipe's content.
+        """
         try:
             first = self.receive()
         except Ended:
@@ -478,7 +475,7 @@ def serve(descriptor):
 
 
 def answer(descriptor, question):
-    """Sends the program to a socket, and returns the report of its tests."""
+    """Sends the program to a socket; returns the report of its tests; the code may be incomplete if `more` is set."""
     tests = Tests(descriptor)
     with contextlib.suppress(Ended):  # the report says so
         tests.send({"code": question["code"], "more": question["more"]})

@@ -159,10 +159,7 @@ NOT_STARTED = Report(started=False)
 def run_programs(programs: Sequence[Program], limits: Limits = LIMITS, *, sandbox: bool = True) -> list[Report]:
     """Runs programs and returns their reports, in order. Equal programs run once. `limits` apply to each.
 
-    Without `sandbox`, programs have all permissions of the user.
-
-    Raises:
-      OSError: `sandbox` is True, but there is no sandbox.
+    Without `sandbox`, programs have all permissions of the user; with it, raises OSError if there is no sandbox.
     """
     distinct = list(dict.fromkeys(programs))
     workers = os.cpu_count() or 1
@@ -245,12 +242,11 @@ except Exception as error:
 
 
 def printed(blocks: Sequence[str], limits: Limits = BLOCK_LIMITS) -> str:
-    """Returns the output of the last block, run after the earlier ones, including its error if it raises.
+    """Returns what the last block prints after the earlier ones ran, with its error if it raises; cut to `LONGEST`.
 
-    Only the standard library is available. `limits` apply to all blocks together.
+    At least one block must be given; `limits` apply to all together. Only the standard library is available.
 
-    Raises:
-      OSError: there is no sandbox.
+    Raises OSError if there is no sandbox.
     """
     outcome = run_command([python(), "-I", "-S", "-c", _RUNNER], json.dumps(list(blocks)), limits)
     output = outcome.output.strip()

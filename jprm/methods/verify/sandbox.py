@@ -56,7 +56,7 @@ class Shown:
 @dataclasses.dataclass(frozen=True)
 class CommandResult:
     """`status`: exit status, negative for a signal (SIGXFSZ if the output is cut), None if time ran out.
-    `output`: the printed text.
+    `output`: the printed text, with stderr.
     """
 
     status: int | None
@@ -91,10 +91,8 @@ def run_command(
 ) -> CommandResult:
     """Runs a command with `text` as its input; returns its output and exit status.
 
-    Without `sandbox`, only time, memory and file size are limited; the program has all permissions of the user.
-
-    Raises:
-      OSError: there is no sandbox.
+    Without `sandbox`, only time, memory and file size are limited; the program has all permissions of the user. Raises
+    OSError if there is no sandbox.
     """
     if sandbox:
         require()
@@ -111,11 +109,11 @@ def run_servers(
 ) -> tuple[CommandResult, CommandResult]:
     """Runs two trusted commands in separate sandboxes, joined by a socket; its number is their last argument.
 
-    Unlike programs, they may fork. A child must apply `rules()` before it runs untrusted code. `limits` apply to each
-    process, `seconds` to both commands. The first is killed when the second ends.
+    Unlike programs, they may fork. A child must apply `rules()` before it runs untrusted code. `texts` are their
+    inputs.
+    `limits` apply to each process, `seconds` to both commands. The first is killed when the second ends.
 
-    Raises:
-      OSError: there is no sandbox.
+    Raises OSError if there is no sandbox.
     """
     if sandbox:
         require()

@@ -157,7 +157,7 @@ def needs_tests(record: Record, where: str) -> None:
 
 
 def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
-    """Returns whether the equations of each step hold, None for a step without equations."""
+    """Returns whether the equations of each step hold, None for a step that `label_of` leaves undecided."""
     del record
     return [None if (label := label_of(step)) is None else bool(label) for step in steps]
 
@@ -271,7 +271,7 @@ def by_node(tree: ReasoningTree, paths: Iterable[Sequence[Verdict]]) -> list[Ver
 
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
-    """Labels the tree with verdicts on `correctness`; `false` stores the failing statement of a step."""
+    """Labels the tree with verdicts on `correctness`; a step keeps `checked`, and `false` if it has one."""
     notes = [{"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {}) for verdict in verdicts]
     return with_labels(tree, [verdict.label for verdict in verdicts], "correctness", ORIGIN, notes)
 
@@ -325,7 +325,7 @@ def check_tactics(
     """Returns one verdict per step, a few tactics, of a Coq proof of `theorem`, a statement in Coq.
 
     Without `sandbox`, Coq runs with the user's permissions. Steps after a false one, or one that is no tactic, are not
-    checkable.
+    checkable. Raises OSError if there is no sandbox.
     """
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
     nothing = [Verdict(None)] * len(steps)

@@ -207,10 +207,9 @@ def records_of(path: str | os.PathLike) -> list[list[Record]]:
 
 
 def scored(path: str | os.PathLike, trajectories: Sequence[Sequence[Record]], about: Mapping[str, Any]) -> str:
-    """Returns the text of an ATIF file with scores inserted.
+    """Returns the text of an ATIF file with scores inserted; earlier scores are replaced.
 
-    trajectories: the result of `records_of`, with scores added. about: describes the scorer. Earlier scores are
-        replaced.
+    trajectories: the result of `records_of`, with scores added. about: a JSON object that describes the scorer.
     """
     text = _text_of_file(path)
     edits: list[tuple[int, int, str]] = []

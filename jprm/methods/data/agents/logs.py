@@ -31,8 +31,8 @@ class AgentProcessBenchOptions:
 def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchOptions) -> Iterator[Record]:
     """Yields a trajectory of AgentProcessBench (Fan et al. 2026, arXiv 2603.14465), labelled with ratings.
 
-    `step_labels` maps each turn's index (as text) to -1 (harmful), 0 (neutral) or 1. `final_label`, 1 or -1, becomes
-    the outcome. `question` becomes the problem, which groups the samples of a task.
+    `step_labels` maps each turn's index (as text) to -1 (harmful), 0 (neutral) or 1. A `final_label` of 1 or -1 becomes
+    the outcome 1 or 0. `question` becomes the problem, which groups the samples of a task.
     """
     messages = [dict(message) for message in _messages(item, "messages", where)]
     labels = take(item, "step_labels", dict, where)
@@ -211,7 +211,7 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 
 
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
-    """Returns the keys of a log to keep (problem, semantics, id, answer, and `more`), and its outcome as `outcome`."""
+    """Returns a log's problem, semantics, id, answer, `more` keys, and `outcome`: a number, from `OUTCOMES`."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     item = {"reward": object_in(item, "reward_info").get("reward"), **item}  # as in tau2-bench
     if (name := next((name for name in OUTCOMES if item.get(name) is not None), None)) is not None:
@@ -269,7 +269,7 @@ def _function(tool: Mapping[str, Any], where: str) -> Record:
 
 
 def json_in(value: Any, where: str, field: str) -> Any:
-    """Parses text that begins like a JSON object or list; returns other values unchanged."""
+    """Parses text that begins like a JSON object or list, and must be JSON; returns other values unchanged."""
     return decoded(value, where, field) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
 
 

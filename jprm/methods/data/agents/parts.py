@@ -80,7 +80,7 @@ class Leftovers:
         ]
 
     def call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a call. If its arguments are not a JSON object, their text becomes `input`, and is counted."""
+        """Returns a call; with `drop`, arguments that are no JSON object become text in `input`, and are counted."""
         function = object_in(call, "function")
         arguments = function.get("arguments")
         try:

@@ -135,7 +135,7 @@ def _tau2_messages(item: Mapping[str, Any], where: str, field: str, left: Leftov
 @dataclasses.dataclass(frozen=True)
 class AgentRxOptions:
     """Attributes:
-    runs: the annotated runs: a file (`tau_dataset_full.json`) or a folder (`magentic_dataset`).
+    runs: the annotated runs: a file (`tau_dataset_full.json`) or a folder (`magentic_dataset`). Must be set.
     """
 
     runs: str = ""
@@ -146,7 +146,8 @@ def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Re
 
     An item is a record of `ground_truth/`. A turn with a failure gets label 0, every other turn 1. `classes` lists the
     failure categories of each turn; `failures` lists each failure with its message index, agent, category and reason;
-    `root_cause` is the index of the root-cause message. `step_number` in the file counts messages from 1.
+    `root_cause` is the index of the root-cause message, or null. `step_number` in the file counts messages from 1.
+    Raises `Dropped` if `runs` lacks the run.
     """
     name = take(item, "trajectory_id", (str, int), where)
     run = _run_of(options.runs, str(name), where)
