@@ -199,7 +199,7 @@ def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = obj
     if files and place.endswith(".py"):
         if not (path := pathlib.Path(place)).is_file():
             raise MissingPart(f"{what}={name!r}: there is no file {path}")
-        if attribute not in (names := defined(str(path), path.read_text())):
+        if attribute not in (names := defined(str(path), path.read_text("utf-8"))):
             raise MissingPart(f"{what}={name!r}: {path} defines no {attribute}")
         part = names[attribute]
     else:

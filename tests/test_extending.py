@@ -84,10 +84,10 @@ def test_every_block_runs(folder, monkeypatch):
             handles, live = trees.extend(handles, [step])
             assert live[0] == pytest.approx(score, abs=1e-4)
         assert run == "shifted" or "kernel" in loaded.params["steps"]
-    (written,) = map(json.loads, (folder / "written.jsonl").read_text().splitlines())
+    (written,) = map(json.loads, (folder / "written.jsonl").read_text("utf-8").splitlines())
     assert written["search"]["method"] == "Greedy" and written["search"]["policy_tokens"] > 0
 
-    (record,) = map(json.loads, (folder / "found.jsonl").read_text().splitlines())
+    (record,) = map(json.loads, (folder / "found.jsonl").read_text("utf-8").splitlines())
     assert record["search"]["method"] == "Greedy" and record["search"]["expand"] == 2 and record["search"]["correct"]
     shell.run("python credited.py")
     assert 0 < json.loads((folder / "confidence.json").read_text())["mean"]["value"] < 1

@@ -95,7 +95,7 @@ class PreparedRecords(Sequence):
         records_file(folder)
         folder = local_copy(folder)
         for file in (folder / "features.json", folder / "dataset_info.json"):
-            if file.is_file() and _NAMES.search(_OWN.sub("", file.read_text())):
+            if file.is_file() and _NAMES.search(_OWN.sub("", file.read_text("utf-8"))):
                 raise ValueError(f"{file}: names code or files that `jprm prepare` does not. Prepare the data again")
         builder = tfds.builder_from_directory(folder)
         self._source: Any = builder.as_data_source(split="train")  # pyright: ignore[reportCallIssue]  # it is decorated

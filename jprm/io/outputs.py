@@ -223,7 +223,7 @@ def text_of_module(module: types.ModuleType) -> str | None:
     if text is not None:
         return text
     file = vars(module).get("__file__")
-    return pathlib.Path(file).read_text() if file and file.endswith(".py") and os.path.isfile(file) else None
+    return pathlib.Path(file).read_text("utf-8") if file and file.endswith(".py") and os.path.isfile(file) else None
 
 
 class _Walk:

@@ -195,7 +195,7 @@ def test_a_run_goes_on_with_its_own_tokenizer_alone(tiny_run, tmp_path, one_devi
     moved = dataclasses.replace(tiny_run.experiment, tokenizer=str(path))
     assert training.train(moved, folder) == tiny_run.result  # it lies elsewhere, and is the same
     before = (folder / "tokenizer.json").read_bytes()
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text("utf-8"))
     swapped = {"a": content["model"]["vocab"]["b"], "b": content["model"]["vocab"]["a"]}
     content["model"]["vocab"] |= swapped
     path.write_text(json.dumps(content))

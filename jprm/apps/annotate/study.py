@@ -77,7 +77,7 @@ def create(
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
     if not config.annotators:
         raise ValueError("annotators: name one or several")
-    text = (pathlib.Path(guidelines) if guidelines else pathlib.Path(__file__).with_name("guidelines.txt")).read_text()
+    text = pathlib.Path(guidelines or pathlib.Path(__file__).with_name("guidelines.txt")).read_text("utf-8")
     trees = {"work": list(items_in(work))}
     for pool, path in {"gold": gold, "screening": screening}.items():
         trees[pool] = list(known_items_in(path)) if path else []
@@ -96,7 +96,7 @@ def create(
     with whole_folder(folder) as new:
         for pool, of_pool in trees.items():
             write_records(new / f"{pool}.jsonl", map(record_of, of_pool))
-        (new / "guidelines.txt").write_text(text)
+        (new / "guidelines.txt").write_text(text, "utf-8")
         write_json(new / "study.json", {"version": 1, "salt": secrets.token_hex(16), **dataclasses.asdict(config)})
 
 
@@ -108,7 +108,7 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
     folder = pathlib.Path(folder)
     file = folder / "study.json"
     try:
-        fields: dict[str, Any] = json.loads(file.read_text())
+        fields: dict[str, Any] = json.loads(file.read_text("utf-8"))
         version, salt = fields.pop("version"), fields.pop("salt")
         fields["annotators"] = tuple(fields["annotators"])
         config = StudyConfig(**fields)
@@ -124,7 +124,7 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
         config = dataclasses.replace(config, annotators=config.annotators + new)
         write_json(file, {"version": version, "salt": salt, **dataclasses.asdict(config)})
     trees = {pool: list(items_in(path)) if (path := folder / f"{pool}.jsonl").stat().st_size else [] for pool in POOLS}
-    return Study(folder, config, trees, (folder / "guidelines.txt").read_text(), salt)
+    return Study(folder, config, trees, (folder / "guidelines.txt").read_text("utf-8"), salt)
 
 
 def chance(seed: int, *parts: Any) -> float:

@@ -167,7 +167,7 @@ def _prepare(
             raise ValueError(f"no record has a label in {column!r}: name another column, or leave `labels` out")
         if changed := [path for path, sha256 in request.sha256.items() if _sha256(path) != sha256]:
             raise ValueError(f"{changed[0]}: changed while it was read; nothing was written to {out}. Run again")
-        (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n")
+        (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=2, ensure_ascii=False) + "\n", "utf-8")
     console.print(f"{out}: written", markup=False)
     return report
 

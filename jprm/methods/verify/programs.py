@@ -195,7 +195,7 @@ def _serve(programs: Sequence[Program], limits: Limits, sandbox: bool) -> list[R
 
 @functools.cache
 def _script() -> str:
-    return pathlib.Path(__file__).with_name("hidden_tests.py").read_text()
+    return pathlib.Path(__file__).with_name("hidden_tests.py").read_text("utf-8")
 
 
 def _report(line: str, tests: int) -> Report:
