@@ -37,7 +37,9 @@ def test_a_beam_has_the_scores_of_its_tree(prm, name):
 def test_rescoring_counts_every_token_that_it_computes():
     """Every path once more for every new step: what the cached scorer saves."""
     layout = types.SimpleNamespace(
-        problem=lambda text: [1] * 5, step=lambda text, number: [ord(text[0])] * 3, last=lambda text, number: None
+        problem=lambda text, system: [1] * 5,
+        step=lambda text, number: [ord(text[0])] * 3,
+        last=lambda text, number: None,
     )
     scorer = Rescorer(types.SimpleNamespace(layout=layout, score_trees=depths))
     first, second = scorer.open(["p", "q"])
