@@ -90,9 +90,7 @@ def _asked(messages: Any) -> Iterator[str]:
 def problems_in(path: str | os.PathLike) -> set[str]:
     """Returns the normalised problems of a file from any supported source.
 
-    Raises:
-      RecordError: an item is not JSON or has no problem. A partly read benchmark would exclude only some of its
-        problems.
+    Raises RecordError if an item is not JSON or has no problem: half a benchmark would exclude only some problems.
     """
     texts: set[str] = set()
     for number, raw in read_items(path):

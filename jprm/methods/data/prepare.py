@@ -125,7 +125,7 @@ def prepare(
     Raises:
       RecordError: an item is bad and `on_error` is `stop`.
       ValueError: a name or option is unknown, there is no source, no record is left, or `out` holds something else.
-      FileNotFoundError: a source or benchmark does not exist.
+      FileNotFoundError, OSError: a source or benchmark does not exist, or a download failed.
     """
     console = console or rich.console.Console(stderr=True)
     out = path_of(out)

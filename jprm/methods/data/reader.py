@@ -102,7 +102,7 @@ class Reader:
         first_of: dict[str, str] | None = None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
-        """Yields (unique key, valid record) for every item of a file, in order.
+        """Yields (key, valid record) in order; the key, e.g. `12.0`, joins the item's number and the record's.
 
         Args:
           path: any file that `read_items` accepts.

@@ -41,7 +41,7 @@ def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record
 
 
 def parse_solutions(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
-    """Yields one pool from `example_model_solutions.jsonl`: one sample per model, without its answer line."""
+    """Yields one pool from `example_model_solutions.jsonl`: one sample per model (`generator`), without answer line."""
     truth = take(item, "ground_truth", str, where).rpartition("A:")[2].strip()
     samples = []
     for model, value in item.items():

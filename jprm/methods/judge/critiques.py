@@ -422,7 +422,7 @@ class StepVerdict:
 
 
 def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | None:
-    """Returns a critique's verdicts about a chain with so many steps, unless it cannot be read.
+    """Returns a critique's verdicts about a chain with so many steps, if the text can be read.
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
     incorrect one.
@@ -518,7 +518,7 @@ ReadCritique = tuple[list[int], Critique, Reading]
 
 
 def report(judged: Sequence[ReadCritique], sent: int | None = None) -> dict[str, Any]:
-    """Returns the counts `COUNTS` and `critiques`, a list with nodes, status, text etc., as JSON values.
+    """Returns the counts `COUNTS` and `critiques`: nodes, status, tokens and text of each, scores and code runs if any.
 
     `asked` counts critiques, `sent` characters (absent if not given), and `by_probability` and `by_vote` verdicts.
     """

@@ -47,7 +47,7 @@ class Window:
             raise ValueError(f"summary is {self.summary}: it must be 0 or more")
 
     def groups(self, texts: Sequence[str]) -> list[range]:
-        """Groups consecutive turns, given by place, to at most `turns` characters; a longer turn is alone."""
+        """Groups consecutive turns, as ranges of places, to at most `turns` characters; a longer turn is alone."""
         groups, size = [], 0
         for place, text in enumerate(texts):
             if not groups or size + len(text) > self.turns:

@@ -78,7 +78,7 @@ def are_solutions(texts: Sequence[Any]) -> bool:
 
 
 def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
-    """Returns a pool sample with `steps` ([] for blank text), split from text, or from its `response` or `text`."""
+    """Returns a pool sample; splits text, its `response` or its `text` into `steps` ([] if blank) unless it has any."""
     sample = {"response": sample} if isinstance(sample, str) else sample
     sample = dict(object_of(sample, where, field, 'Write {"steps": [...]}, {"response": TEXT}, or the text.'))
     key = next((key for key in ("response", "text") if key in sample), "")

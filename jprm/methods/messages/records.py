@@ -206,6 +206,7 @@ def _check_prompt(record: Mapping[str, Any], where: str) -> None:
 
 
 def read_segment(record: Mapping[str, Any], where: str) -> str:
+    """Returns `segment`, by default `turn`. Raises RecordError unless it is one of `SEGMENTS`."""
     segment = "turn" if record.get("segment") is None else record["segment"]
     if segment not in SEGMENTS:
         raise RecordError(where, "segment", f"is {segment!r}", f"Use one of {', '.join(SEGMENTS)}.")

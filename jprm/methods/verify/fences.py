@@ -118,7 +118,7 @@ _END = re.compile(rf"(?:{_MARK.format('/')}|\[DONE\]|\[END\])[ \t]*$", re.MULTIL
 
 
 def without_tokens(text: str) -> str:
-    """Cuts the text at the token at which the model stopped, e.g. `<|im_end|>`, and leading tokens, e.g. `<s>`."""
+    """Removes leading tokens, e.g. `<s>`, and the text from a stop token on, e.g. `<|im_end|>`."""
     text = _FIRST_TOKEN.sub("", text)
     end = _TOKEN.search(text)
     text = (text[: end.start()] if end else text).rstrip()

@@ -257,7 +257,7 @@ class Tests(Pipe):
         raise Undecided
 
     def exception(self, number, ancestry):
-        """Returns a builtin class, or one like the program's class `number` by the names in `ancestry`."""
+        """Returns the builtin exception or, by the names in `ancestry`, a class like the program's class `number`."""
         if number not in self.kinds:
             known = [getattr(builtins, name, None) for name in ancestry]
             known = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
@@ -475,7 +475,7 @@ def serve(descriptor):
 
 
 def answer(descriptor, question):
-    """Sends the program to a socket; returns the report of its tests; the code may be incomplete if `more` is set."""
+    """Sends a question's `code` to a socket; returns the report of its `tests`. With `more`, it may be incomplete."""
     tests = Tests(descriptor)
     with contextlib.suppress(Ended):  # the report says so
         tests.send({"code": question["code"], "more": question["more"]})

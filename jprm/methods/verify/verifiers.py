@@ -246,9 +246,7 @@ def checker(kind: str, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], 
 def check_by_command(tree: ReasoningTree, checker: CommandChecker, *, in_sandbox: bool = True) -> list[Verdict]:
     """Returns one verdict per node. Each chain is one run.
 
-    Raises:
-      RecordError: the record lacks a key of the checker's source.
-      OSError: the checker does not start.
+    Raises RecordError if the record lacks a key of the checker's source, and OSError like `judge_chains`.
     """
     record = record_of_problem(tree)
     check_record(checker, record, tree.problem[:60])
@@ -271,7 +269,7 @@ def by_node(tree: ReasoningTree, paths: Iterable[Sequence[Verdict]]) -> list[Ver
 
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
-    """Labels the tree with verdicts on `correctness`; a step keeps `checked`, and `false` if it has one."""
+    """Labels the tree with verdicts on `correctness`; each step gets `checked`, and `false` if it has one."""
     notes = [{"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {}) for verdict in verdicts]
     return with_labels(tree, [verdict.label for verdict in verdicts], "correctness", ORIGIN, notes)
 

@@ -211,7 +211,7 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 
 
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
-    """Returns a log's problem, semantics, id, answer, `more` keys, and `outcome`: a number, from `OUTCOMES`."""
+    """Returns a log's problem, semantics, id, answer, `more`, and as `outcome` the number under a key of `OUTCOMES`."""
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     item = {"reward": object_in(item, "reward_info").get("reward"), **item}  # as in tau2-bench
     if (name := next((name for name in OUTCOMES if item.get(name) is not None), None)) is not None:
