@@ -126,7 +126,7 @@ class AgentRun(NamedTuple):
     tree: ReasoningTree
     turns: list[Node]
     features: Features
-    where: str
+    where: str  # for errors, e.g. `record 3`
 
 
 def runs_of(trees: Sequence[ReasoningTree]) -> list[AgentRun]:
@@ -155,7 +155,7 @@ class LabelledTurns(NamedTuple):
     problem_M: Sequence[str]
     path_M: Int[np.ndarray, " M"]  # its trajectory
     place_M: Int[np.ndarray, " M"]  # from 0 on its trajectory
-    class_M: Int[np.ndarray, " M"]
+    class_M: Int[np.ndarray, " M"]  # -1 (bad), 0 or 1 (good)
     score_M: Float[np.ndarray, " M"]
     baseline: dict[str, Float[np.ndarray, " M"]]
     problem_K: Sequence[str]
@@ -308,10 +308,10 @@ def _calibration(turns: LabelledTurns, seed: int) -> list[dict[str, Any]]:
 class Trials(NamedTuple):
     """K trials with an outcome, and the keys that may rank them."""
 
-    task_K: Int[np.ndarray, " K"]
+    task_K: Int[np.ndarray, " K"]  # equal for trials of one task, from 0
     solved_K: Float[np.ndarray, " K"]
     keys: Mapping[str, Float[np.ndarray, " K"]]  # of the scores, by the names in `OF_TRIAL`; none without scores
-    trivial: Mapping[str, Float[np.ndarray, " K"]]
+    trivial: Mapping[str, Float[np.ndarray, " K"]]  # by name, as `keys`: the highest is chosen
 
 
 def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
@@ -400,9 +400,9 @@ class Failed(NamedTuple):
     bad_T: Float[np.ndarray, " T"]  # 1 for a bad turn, 0 for another, NaN without a label
     telemetry_TF: Float[np.ndarray, "T F"]
     agents: list[str]  # of each turn; "" if it has no name
-    to_blame: str
-    scores: list[float] | None
-    characters: list[int]
+    to_blame: str  # the agent, as in `agents`
+    scores: list[float] | None  # if every turn has one
+    characters: list[int]  # of each turn
 
 
 def agent_of(name: str) -> str:

@@ -117,7 +117,7 @@ def of_labelled(
 def fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> Sequence[Float[np.ndarray, " N"]] | None:
-    """Returns out-of-fold step scores of a logistic regression from features to right steps; None if too few.
+    """Returns out-of-fold step scores of a logistic regression from features to right steps, if there are enough.
 
     Each entry of `rows` (features) and `classes` (1, 0, or -1 without a label) is a tree; a step's score comes from a
     fit to other `problems`.

@@ -75,7 +75,7 @@ class Request:
 
     data: Scores
     calibrate: Scores = dataclasses.field(default_factory=dict)
-    neutral: str | None = "drop"
+    neutral: str | None = "drop"  # the class of neutral ratings
     seed: int = 0
     scale: Scale = PROBABILITY
     too_long: Mapping[str, int] = dataclasses.field(default_factory=dict)

@@ -56,7 +56,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
 
 
 def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
-    """Returns the threshold with the largest F1 (the highest one if tied), or None without positives."""
+    """Returns the threshold with the largest F1 (the highest one if tied), given positives."""
     if not positive_N.any():
         return None
     order_N = np.argsort(-value_N, kind="stable")
@@ -69,7 +69,7 @@ def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray
 def figures(request: Request) -> Report:
     """Returns `classes`, the figures by class, with 95 % intervals over problems, and the top class's `accuracy`.
 
-    `f1_tuned` uses the `threshold` fitted on `calibrate`; both are None without it. `ece` is the calibration error of
+    `f1_tuned` uses the `threshold` fitted on `calibrate`; both are null without it. `ece` is the calibration error of
     the class output as a probability, and `ece_if_calibrated` its 95 % quantile under noise alone.
     """
     classes = classes_of(request.trees)

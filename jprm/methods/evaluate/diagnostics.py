@@ -186,7 +186,7 @@ def diagnostics_report(
     seed: int,
     scale: Scale = PROBABILITY,
 ) -> dict[str, Any]:
-    """Returns all diagnostics of scored ProcessBench chains (unless None), and of scored pools by file.
+    """Returns all diagnostics of scored ProcessBench chains, if given, and of scored pools by file.
 
     A diagnostic without suitable data is `{"not_computed": reason}`.
     """
@@ -225,7 +225,7 @@ def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTre
 
 
 def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshold: float = 0.5) -> dict[str, Any]:
-    """Edits up to `EDITED` correct chains, scores the edits, and returns their `edits_report`, or why there is none."""
+    """Edits up to `EDITED` correct chains, scores the edits, and returns their `edits_report`, or why it cannot."""
     right = right_chains(chains, EDITED)
     if not right:
         return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}
@@ -331,7 +331,7 @@ def run(options: Diagnostics) -> Report:
 def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
     """Returns all diagnostics that the `requests` of processbench and best_of_n allow; edits need the scorer.
 
-    The threshold is the one tuned in `results["processbench"]`, or the model's own.
+    The threshold is the one tuned in `results["processbench"]`, or the model's own, which edits always use.
     """
     chains, pools, seed = None, {}, 0
     scale = next((request.scale for request in requests.values()), PROBABILITY)

@@ -29,7 +29,7 @@ class Series(NamedTuple):
 
 
 def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) -> None:
-    """Draws fractions in per cent over a logarithmic n, with labels at the right end; points if one is None."""
+    """Draws fractions in per cent over a logarithmic n, with labels at the right end; points if one is missing."""
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
     top = max(len(s.value) for s in series)

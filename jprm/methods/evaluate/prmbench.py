@@ -137,7 +137,7 @@ def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, 
 def prmbench_report(
     trees: Sequence[ReasoningTree], seed: int, scale: Scale = PROBABILITY, taxonomy: Taxonomy = PRMBENCH
 ) -> dict[str, Any]:
-    """Returns the figures of scored, labelled chains with `classification` and `idx` in their `extra`.
+    """Returns the figures of scored chains with `classification`, `idx` and labels of 0 or 1 (else raises ScoreError).
 
     - `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
       problems. A group is null unless all of its classes are present.

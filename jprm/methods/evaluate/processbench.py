@@ -150,7 +150,7 @@ def average_f1(
 ) -> dict[str, Any]:
     """Returns mean F1 over `files`: `half` (at `threshold`), `tuned` on the file `calibration`, and `cross_fit`.
 
-    Each is `{"value", "low", "high"}`, with problems resampled within each file; None if a file lacks that figure.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file; null if a file lacks that figure.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -158,7 +158,7 @@ def average_f1(
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
-    """Returns the mean over `files` of one kind of `f1_draws`, or None if a file lacks it."""
+    """Returns the mean over `files` of one kind of `f1_draws`, if every file has it."""
     of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(of_files) < len(files):
         return None

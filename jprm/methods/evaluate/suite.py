@@ -70,7 +70,7 @@ RESERVED = frozenset(
 class Suite:
     """The content of a suite's file, with resolved paths."""
 
-    neutral: str | None
+    neutral: str | None  # the class of neutral ratings; if absent, there must be no such rating
     data: Mapping[str, tuple[Place, ...]]  # section -> the files that are there
     calibrate: Mapping[str, tuple[Place, ...]]  # section -> the files that thresholds and maps are fitted on
     absent: tuple[str, ...]

@@ -48,7 +48,7 @@ def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
 
 
 def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
-    """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes; None if too few.
+    """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes, if they suffice.
 
     One of the other folds chooses the regularisation and calibrates. Votes use the weights of `Vote()`.
     """
@@ -101,8 +101,8 @@ def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F
 def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]] | None:
     """Scores the steps of chains with a known `first_error` (an index, -1 if all are correct) by `cross_fitted`.
 
-    Steps before the first error count as correct, the first error as incorrect; later steps are left out. Returns None
-    if fewer than `FEWEST` chains are incorrect, or correct.
+    Steps before the first error count as correct, the first error as incorrect; later steps are left out. At least
+    `FEWEST` chains must be correct, and `FEWEST` incorrect, else there are no scores.
     """
     error_K = np.array([tree.extra["first_error"] for tree in trees])
     if min((error_K >= 0).sum(), (error_K < 0).sum()) < FEWEST:
@@ -126,7 +126,7 @@ def labelled_by_place(
 def labelled_by_text(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Like `labelled_by_place`, with the text features of `rows_of_steps` as well; None if a tree has messages."""
+    """Like `labelled_by_place`, with the text features of `rows_of_steps` as well, but not for trees of messages."""
     if any(tree.of_messages for tree in trees):
         return None
     rows = [

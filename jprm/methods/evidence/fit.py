@@ -309,7 +309,7 @@ def fit(
     `seed` draws the chains that `choose_vote` drops; `tell` gets a line per stage.
 
     Raises:
-        ValueError: a source or file is repeated, a source is unknown or there is none, or there are too few problems.
+        ValueError: a source or file is repeated, a source is unknown or missing, or there are too few problems.
         ScoreError, RecordError: a record is not a pool, or its outcome is unknown.
     """
     for what, names in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):

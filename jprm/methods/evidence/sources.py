@@ -188,7 +188,7 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def answers_of(tree: ReasoningTree) -> list[Any]:
-    """Returns each chain's answer: the recorded one, else the value of the last step; None if there is neither."""
+    """Returns each chain's answer: the recorded one, else the value of the last step, if any."""
     answers = []
     for chain in chains_of(tree):
         leaf = tree.nodes[chain[-1]]
@@ -500,7 +500,7 @@ def results(text: str) -> tuple[float, ...]:
 
 
 def value_of_step(text: str) -> float | None:
-    """Returns a step's last result, else its last number, else None."""
+    """Returns a step's last result, else its last number, if any."""
     values = results(text) or numbers(text)
     return values[-1] if values else None
 

@@ -136,7 +136,7 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 
 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
-    """Returns the class with the largest total weight, the lowest if tied, without class -1; None if all are -1."""
+    """Returns the class with the largest total weight, the lowest if tied, unless all are -1 (no vote)."""
     class_N = np.asarray(class_N)
     if not (class_N >= 0).any():
         return None
@@ -207,7 +207,7 @@ def _why_none(tree: GrowingTree) -> str:
 
 
 def answers_of(tree: GrowingTree) -> Answers:
-    """Returns the final answers of finished chains, also over the budget; a chain may have the answer None."""
+    """Returns the final answers of finished chains, including chains over the budget."""
     ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
         return {node: tree.finished_by(tree.problem.text, tree.steps(node)) for node in ends}
@@ -217,7 +217,7 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a finished search's record, a pool or a tree (`kind`); None if no step was sampled.
+    """Returns a finished search's record, a pool or a tree (`kind`), if a step was sampled.
 
     It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice by `rule` and `how` (e.g.
@@ -353,7 +353,7 @@ def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
 def filter_file(input: Path, calibration: Path, output: Path, error_rate: float, confidence: float) -> dict[str, Any]:
     """Writes the results in `input` with `search.accepted`; returns counts and the threshold.
 
-    The keys are `accepted`, `abstained`, `accepted_wrong` (if known) and `threshold` (None if it accepts no result). It
+    The keys are `accepted`, `abstained`, `accepted_wrong` (if known) and `threshold` (null if it accepts no result). It
     is calibrated on the file `calibration`, as in `calibrate`.
 
     Raises ValueError like `calibrate`, and if a file is empty, or the results were searched differently from the

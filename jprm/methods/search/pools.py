@@ -146,7 +146,7 @@ def _most_tokens(policy: Policy) -> int:
 def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
     """Returns a problem's record with its samples; failed ones and ones without steps are only counted.
 
-    A sample has `correct` if the problem has an `answer`; a cut-off one has the answer None and is incorrect.
+    A sample has `correct` if the problem has an `answer`; a cut-off one has no answer and is incorrect.
     """
     correct: dict[str | None, bool] = {}  # answers repeat
 
