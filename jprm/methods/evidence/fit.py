@@ -5,7 +5,7 @@ policies: seven tenths train the ranker, one tenth chooses its regularisation, t
 in the evidence is chosen on policies left out of the training (`choose_vote`).
 
 A verifier must not be worse than its sources. On held-out problems, `choose_verifier` compares it with every number
-that can choose alone (e.g. a PRM's product, or the answer's share); a PRM's product stays unless it is as good.
+that can choose alone (e.g. a PRM's product, or the answer's share), and takes the number if it is ahead.
 """
 
 from __future__ import annotations
@@ -205,6 +205,9 @@ HELD_OUT = 5
 ALONE = {"sum_log", "lowest", "mean", "last", "answer_share"}
 """Numbers that can choose alone: a model's rules prod, min, mean and last, and the majority."""
 PRODUCT = ".sum_log"
+NEAR = {*evidence.LOGS, "answer_share"}
+"""Numbers akin to a model's product or a vote; a fit near the product penalises others `FAR` times as much."""
+FAR = 10.0
 Verifier = tuple[Ranker, Vote, str]
 """(ranker, vote, "chains" or "answers")."""
 
@@ -229,7 +232,8 @@ def candidates(
         product_F = np.array([float(name.endswith(PRODUCT)) for name in names])
         kept = (problem for policy in policies for problem in policy.problems if keep(problem))
         fifth_M = np.array([bucket(f"fifth {problem}", HELD_OUT) for problem in kept])[chains.problem_M]
-        ranker = fit_near(chains, fifth_M, product_F)
+        cost_F = np.array([1.0 if name.rpartition(".")[2] in NEAR else FAR for name in names])
+        ranker = fit_near(chains, fifth_M, product_F, cost_F)
         verifiers["fused"] = ranker, Vote(1 / ranker.slope, 0.0, 0.0), "answers"
     else:
         verifiers["fused"] = fit_calibrated(policies, keep), vote, "chains"
@@ -258,10 +262,9 @@ def choose_verifier(
 ) -> tuple[str, dict[str, list[float]]]:
     """Returns the candidate's name to take, and each candidate's held-out accuracy [by best of n, by vote].
 
-    A fifth of the problems is held out at a time, and policies weigh the same. With a model, its product (of several
-    models the best) is taken, unless the fused verifier is as good by best of n. With text alone, the fused verifier is
-    taken, judged by the worse of its two uses. Any other number must be ahead by a standard error, because the best of
-    several numbers looks better than it is. If there are too few problems to hold out any, returns ("fused", {}).
+    A fifth of the problems is held out at a time, and policies weigh the same. The fused verifier is taken, judged by
+    the worse of its two uses, unless another candidate is ahead by a standard error: the best of several looks better
+    than it is. If there are too few problems to hold out any, returns ("fused", {}).
     """
 
     def fold_of(problem: str) -> int:
@@ -284,16 +287,14 @@ def choose_verifier(
     weight_P = np.concatenate(weights)
     right_2P = {name: np.concatenate(of_folds, axis=1) for name, of_folds in right.items()}
     accuracy = {name: (of_both @ weight_P).tolist() for name, of_both in right_2P.items()}
-    products = [name for name in accuracy if name.endswith(PRODUCT)]
-    first = max(products, key=lambda name: accuracy[name][0]) if products else "fused"
-    use = 0 if products else int(np.argmin(accuracy[first]))
+    use = int(np.argmin(accuracy["fused"]))
 
     def ahead(name: str) -> bool:
-        ahead_P = right_2P[name][use] - right_2P[first][use]
+        ahead_P = right_2P[name][use] - right_2P["fused"][use]
         mean = weight_P @ ahead_P
-        return mean > (-1e-9 if name == "fused" else np.sqrt(weight_P**2 @ (ahead_P - mean) ** 2))
+        return mean > np.sqrt(weight_P**2 @ (ahead_P - mean) ** 2)
 
-    return max(filter(ahead, accuracy), key=lambda name: accuracy[name][use], default=first), accuracy
+    return max(filter(ahead, accuracy), key=lambda name: accuracy[name][use], default="fused"), accuracy
 
 
 def fit(

@@ -198,11 +198,14 @@ def fit_ranker(train: Chains, valid: Chains) -> Ranker:
     return best
 
 
-def fit_near(chains: Chains, part_M: Int[np.ndarray, " M"], few_F: Float[np.ndarray, " F"]) -> Ranker:
+def fit_near(
+    chains: Chains, part_M: Int[np.ndarray, " M"], few_F: Float[np.ndarray, " F"], cost_F: Float[np.ndarray, " F"]
+) -> Ranker:
     """Fits a vote (`answer_loss`) near the best vote by the few numbers that are marked 1 in `few_F`, else 0.
 
-    The penalty is on the distance from that vote's weights, so other numbers count only as far as they help. Each part
-    of the chains (`part_M`) is held out in turn, to choose the strength of the penalty, and to calibrate.
+    The penalty is on the distance from that vote's weights, so other numbers count only as far as they help; `cost_F`
+    multiplies it. Each part of the chains (`part_M`) is held out in turn, to choose the strength of the penalty, and to
+    calibrate.
 
     Raises ValueError if a part has no pool with both a correct and an incorrect chain.
     """
@@ -223,7 +226,7 @@ def fit_near(chains: Chains, part_M: Int[np.ndarray, " M"], few_F: Float[np.ndar
 
         def from_few(d_F: np.ndarray, strength: float) -> tuple[float, np.ndarray]:
             value, slope_F = loss(few_weight_F + d_F, x_MF, 0.0)
-            return value + strength / 2 * float(d_F @ d_F), slope_F + strength * d_F
+            return value + strength / 2 * float(cost_F @ d_F**2), slope_F + strength * cost_F * d_F
 
         few_weight_F = few_F * scipy.optimize.minimize(of_few, few_F, method="L-BFGS-B", jac=True).x
         d_F, rankers = np.zeros(len(few_F)), []

@@ -24,12 +24,14 @@ from jprm.methods.evidence import sources as evidence
 from jprm.methods.evidence.baselines import ranked_by_text
 from jprm.methods.evidence.fit import (
     PolicyPools,
+    candidates,
     choose_verifier,
     choose_vote,
     fit,
     fit_calibrated,
     gains,
     policy_of,
+    right_of,
 )
 from jprm.methods.evidence.ranker import (
     Chains,
@@ -323,14 +325,17 @@ def test_a_verifier_with_a_model_chooses_answers_and_is_not_below_it(tmp_path):
     assert 0 < alone[0] < 1
 
 
-def test_a_source_that_is_enough_by_itself_takes_the_place_of_a_worse_verifier():
+@pytest.mark.parametrize(("signal", "noise", "taken"), [(3.0, 30.0, "stored.sum_log"), (1.0, -0.1, "fused")])
+def test_a_source_takes_the_place_of_a_verifier_that_it_is_ahead_of(signal, noise, taken):
+    """By a standard error at least: a lead by chance is no reason to drop the verifier."""
     names = ["stored.sum_log", "form.noise"]
     rng, policies = np.random.default_rng(0), []
     for name in ("a", "b"):
         problems = [f"{name} {i}" for i in range(150)]
         problem_M = np.repeat(np.arange(150), 6)
         correct_M = (rng.random(900) < 0.5).astype(float)
-        x_MF = np.column_stack([np.where(correct_M > 0, 3.0, -3.0), rng.normal(size=900)])
+        scatter = 0.0 if signal == 3 else 1.0
+        x_MF = rng.normal(size=(900, 2)) * [scatter, 1] + np.outer(2 * correct_M - 1, [signal, 0])
         class_M = np.arange(900)  # each answer once: a vote of weights that are nearly equal is a draw
         policies.append(PolicyPools(name, problems, Chains(x_MF, correct_M, problem_M, 0 * problem_M, class_M), {}))
     real = fit_module.candidates
@@ -338,13 +343,23 @@ def test_a_source_that_is_enough_by_itself_takes_the_place_of_a_worse_verifier()
     def misled(*arguments, **options):
         found = real(*arguments, **options)
         ranker, vote, chooses = found["fused"]
-        return found | {"fused": (dataclasses.replace(ranker, weight_F=np.array([0.0, 1.0])), vote, chooses)}
+        return found | {"fused": (dataclasses.replace(ranker, weight_F=np.array([1.0, noise])), vote, chooses)}
 
-    assert choose_verifier(policies, Vote(), names)[0] == "fused"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit_module, "candidates", misled)
         chosen, held_out = choose_verifier(policies, Vote(), names)
-    assert chosen == "stored.sum_log" and held_out["stored.sum_log"][0] > 0.95 > 0.7 > held_out["fused"][0]
+    assert chosen == taken and held_out["stored.sum_log"][0] > held_out["fused"][0], held_out
+    assert choose_verifier(policies, Vote(), names)[0] == "fused"
+
+
+def test_scores_without_a_signal_leave_the_majority():
+    sources = [evidence.find(name) for name in ("pool", "stored")]
+    policies = [policy_of(f"p{i}", list(map(tree_of, scored_pools(i, know=0.0))), sources) for i in (0, 1)]
+    fresh = policy_of("new", list(map(tree_of, scored_pools(9, know=0.0, n=200))), sources).chains
+    vote, names = Vote(), evidence.names(sources)
+    chosen = candidates(policies, vote, names)[choose_verifier(policies, vote, names)[0]]
+    less_P = right_of(chosen, fresh) - vote_correct(fresh, np.ones(len(fresh.problem_M)))
+    assert less_P.mean() > -0.02
 
 
 def test_a_vote_stays_near_a_few_numbers_unless_others_help():
@@ -355,13 +370,15 @@ def test_a_vote_stays_near_a_few_numbers_unless_others_help():
         odds_M = x_MF @ np.array([0.0, 1.5, other])
         correct_M = (rng.random(1200) < 1 / (1 + np.exp(-odds_M))).astype(float)
         chains = Chains(x_MF, correct_M, problem_M, 0 * problem_M, class_M)
-        ranker = fit_near(chains, problem_M % 5, few_F)
+        ranker = fit_near(chains, problem_M % 5, few_F, np.ones(3))
         share_F = np.abs(ranker.weight_F / ranker.weight_F[1])
         assert share_F[0] < 0.15 and (share_F[2] > 0.7 if other else share_F[2] < 0.15), (ranker.strength, share_F)
         assert np.corrcoef(ranker.log_odds(x_MF), odds_M)[0, 1] > 0.97
         assert 0.7 < np.polyfit(odds_M, ranker.log_odds(x_MF), 1)[0] < 1.3  # calibrated
+    costly = fit_near(chains, problem_M % 5, few_F, np.array([1.0, 1.0, 1e4]))
+    assert abs(costly.weight_F[2]) < 0.3 * costly.weight_F[1]
     solved = chains._replace(correct_M=np.maximum(chains.correct_M, problem_M % 5 == 0))  # a part cannot tell
-    refused(ValueError, "too few problems", fit_near, solved, problem_M % 5, few_F)
+    refused(ValueError, "too few problems", fit_near, solved, problem_M % 5, few_F, np.ones(3))
 
 
 def test_the_ranker_finds_the_direction_and_the_calibration_its_probabilities():
