@@ -63,7 +63,7 @@ class Scored:
 
     Attributes:
       record: as `jprm score` writes it: `scores` in a chain and in each sample of a pool, `score` in a node.
-      chains: one dict per chain: its `nodes`, its `score` by the rule, and its `weakest` node.
+      chains: a dict per chain: `nodes` (indices), `score` by the rule, index `weakest`. [] if the record is blank.
     """
 
     record: dict[str, Any]
@@ -76,7 +76,7 @@ class Scored:
 
     @property
     def score(self) -> float | None:
-        """Chain score, if the record is a chain that is not blank."""
+        """Score of the first chain; None if the record is blank, or a judge gave no score."""
         return self.chains[0]["score"] if self.chains else None
 
 
@@ -96,7 +96,7 @@ class AsyncClient:
         `Retry-After` is honoured.
       transport: replaces the network in tests.
 
-    Raises ValueError if the address is not a URL or contains a password.
+    Raises ValueError if the address is no URL or contains a password, or a count or `timeout_s` is not above 0.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class AsyncClient:
         await self._http.aclose()
 
     async def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
-        """Returns one score per step; None if a judge gave no score."""
+        """Returns one score per step, None if a judge gave no score; [] if all steps are blank. Raises ServerError."""
         (scored,) = await self.score_many([{"problem": problem, "steps": list(steps)}])
         return scored.scores
 
@@ -168,8 +168,10 @@ class AsyncClient:
         tokenizer: str | None = None,
         rule: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Calls `/v1/rewards`; returns `steps`, `score` and, with `credit`, rewards for each sample.
+        """Returns each sample's `steps` (dicts with e.g. `span` and `score`) and `score`, as `/v1/rewards` does.
 
+        `credit` adds each step's `reward`, the `tail_reward`, and `token_rewards` for a sample with tokens (`ids` are
+        read by the server's `tokenizer`, by default its first). A blank sample has no steps and score None.
         Samples of one problem stay in one request, since a credit may compare them. If a request is too large for the
         server, it is split in halves.
 
@@ -208,8 +210,9 @@ class AsyncClient:
     async def rerank(
         self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None
     ) -> list[tuple[int, float | None]]:
-        """Returns the `top` (index, score), best first, by `rule`, e.g. `min`. Blank solutions come last, with score
-        None.
+        """Returns the `top` pairs (index, score), by default all, best first by `rule`, e.g. `min`.
+
+        Blank solutions come last, with score None. Raises ServerError.
         """
         places = [i for i, text in enumerate(solutions) if text.strip()]
         blank: list[tuple[int, float | None]] = [(i, None) for i, text in enumerate(solutions) if not text.strip()]
@@ -228,7 +231,7 @@ class AsyncClient:
         """Returns n continuations by the server's policy: `steps`, `scores`, `score`, `finish_reason`.
 
         `until` is `step` for one step each, or `end` for the rest of the chain. Calls of one `caller`, a secret, share
-        prefixes. A blank continuation has no steps and score None.
+        prefixes. A blank continuation has no steps and score None. Raises ServerError.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
         asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})

@@ -243,7 +243,7 @@ T = typing.TypeVar("T")
 def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] = Experiment) -> T:
     """Calls `experiment()` in the file and applies `a.b=value` overrides (see `override`).
 
-    Raises ValueError or FileNotFoundError if the file defines no experiment of type `kind`.
+    Raises FileNotFoundError without the file, ValueError if it defines no `kind` or an override does not fit.
     """
     names, what = names_in(path), f"a {kind.__module__}.{kind.__name__}"
     if "experiment" not in names:
@@ -255,7 +255,7 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] =
 
 
 def names_in(path: str | os.PathLike) -> dict[str, Any]:
-    """Executes a Python file and returns its globals."""
+    """Executes a Python file and returns its globals. Raises FileNotFoundError, or ValueError if it is no .py file."""
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such experiment file")
@@ -269,8 +269,9 @@ def names_in(path: str | os.PathLike) -> dict[str, Any]:
 def override(experiment: T, assignments: Sequence[str]) -> T:
     """Applies all `a.b=value` assignments at once, so dependent fields can change together.
 
-    Values must have the fields' types. A new `base` also brings its model shape and tokenizer
-    (`jprm.checkpoints.base.rebased`).
+    A new `base` also brings its model shape and tokenizer (`jprm.checkpoints.base.rebased`).
+
+    Raises ValueError for an unknown field or a value of another type.
     """
     tree, named = to_json(experiment), set()
     for assignment in assignments:
@@ -310,7 +311,7 @@ def read(path: str | os.PathLike) -> Experiment:
 
 
 def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
-    """Returns the experiment (as `read`) and the objective's `log_ratio`, unless the model scores by its head."""
+    """Returns the experiment (as `read`) and the objective's `log_ratio`, None if the model scores by its head."""
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1

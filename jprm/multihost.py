@@ -157,7 +157,7 @@ def received(name: str) -> Any:
 
 
 def first(do: Callable[..., T], *arguments: Any) -> T:
-    """Returns in every process what `do(*arguments)` returns in the first one: JSON. Where it raises, all raise."""
+    """Returns the first process's `do(*arguments)`, JSON, in every process. An error is ValueError in the others."""
     if count() == 1:
         return do(*arguments)
     message, raised = b"", None
@@ -231,7 +231,7 @@ def own_part(items: Sequence[Item], costs: Sequence[float]) -> list[Item]:
 
 
 def parts(costs: Sequence[float], count: int) -> list[list[int]]:
-    """Returns the items in each of `count` parts, in order: the dearest item first, each to the cheapest part so far.
+    """Returns item indices, ascending, in `count` parts: the dearest item first, each to the cheapest part so far.
 
     Graham's rule (1969): the dearest part is at most 4/3 the best possible. Equal costs give every count-th item.
     """

@@ -109,7 +109,7 @@ def pack(
         too_long: handles steps with a chain longer than a row: "error", or "truncate" to drop and count them.
         siblings: cut trees to separate the fewest pairs of labelled alternatives.
 
-    Raises ValueError for a chain longer than a row under "error", and always if a problem leaves no room for a step.
+    Raises ValueError for a chain longer than a row under "error", a problem that fills a row, or unequal extras.
     """
     if tokens < 1 or slots < 1:
         raise ValueError(f"a row of {tokens} tokens and {slots} slots holds no step; both must be positive")

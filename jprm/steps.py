@@ -33,7 +33,7 @@ _THOUGHTS = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
 def split(text: str, rule: str = "auto") -> list[str]:
     r"""Splits a text into steps, each with more than white space; joined they are the text.
 
-    A text without a place to cut is one step. Only a text of white space gives a blank step.
+    A text without a place to cut is one step, even if blank; "" has none. Raises ValueError for an unknown rule.
 
     Args:
       rule: a name in `RULES`, or `auto` for the result of `rule_of`.

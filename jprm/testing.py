@@ -111,7 +111,7 @@ def examine(
     experiment: Experiment | str | os.PathLike, settings: Sequence[str] = (), *, trees: Sequence[ReasoningTree] = (),
     tokenise: Callable[[ReasoningTree], TokenTree] | None = None, only: Iterable[str] = (),
 ) -> PartReport:  # fmt: skip
-    """Returns the report of `check_part`, without printing or raising."""
+    """Returns the report of `check_part`. Raises ValueError for an unknown check or setting, but not if one fails."""
     if not isinstance(experiment, Experiment):
         experiment = load(experiment)
     names = tuple(only) or tuple(CHECKS)
@@ -185,7 +185,7 @@ class Refused(Exception):
 
 
 def asked(function: Callable, *arguments: Any) -> Any:
-    """Calls a function that runs none of the part's code, and may refuse the part."""
+    """Calls a function that runs none of the part's code. Raises Refused for its ValueError or NotImplementedError."""
     try:
         return function(*arguments)
     except (NotImplementedError, ValueError) as error:
@@ -618,7 +618,7 @@ CHECKS: dict[str, tuple[float, Callable[[CheckedPart], float]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with `arguments`, by default the process's; returns its exit status."""
+    """Runs the command with `arguments`, by default the process's; returns 1 if a check is wrong, 2 for bad input."""
     parser = argparse.ArgumentParser("python -m jprm.testing", description="Prints the table of `check_part`.")
     parser.add_argument("experiment", help="a file with a function experiment()")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes, as for `jprm train`")

@@ -113,7 +113,7 @@ class JsonTokenizer:
             return self._control.encode(_checked(text), add_special_tokens=special).ids
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        """Returns a trusted text's ids, as `encode_control`, and each token's character offset."""
+        """Returns a trusted text's ids, as `encode_control`, and the index of each token's first character."""
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             encoding = self._control.encode(_checked(text), add_special_tokens=False)
         return encoding.ids, [begin for begin, _ in encoding.offsets]

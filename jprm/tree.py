@@ -281,7 +281,8 @@ def with_labels(
 ) -> ReasoningTree:
     """Sets labels[i] as node i's label, with `semantics` and `origin` (the method), and adds notes[i] to its `extra`.
 
-    Earlier labels are removed, and so is the `false` of an earlier check. A node without a label has no origin.
+    Earlier labels are removed, and so is the `false` of an earlier check. A node without a label has no origin. A chain
+    or pool becomes a tree, because its record has no origins.
     """
     nodes = []
     for node, label, note in zip(tree.nodes, labels, notes or [NONE] * len(tree.nodes), strict=True):
@@ -316,7 +317,7 @@ def _messages() -> Any:
 
 
 def semantics_of(record: Mapping[str, Any], where: str) -> str:
-    """Returns a record's label semantics. Raises RecordError if it is not in `SEMANTICS`."""
+    """Returns a record's label semantics, by default `correctness`. Raises RecordError if not in `SEMANTICS`."""
     semantics = SEMANTICS[0] if record.get("semantics") is None else record["semantics"]
     if semantics not in SEMANTICS:
         raise RecordError(where, "semantics", f"is {semantics!r}", f"Use one of {', '.join(SEMANTICS)}.")
@@ -452,7 +453,7 @@ def read_records(
     """Yields a JSON Lines file's valid records in order; blank lines are skipped.
 
     Args:
-      path: a UTF-8 file, one record per line.
+      path: a UTF-8 file with one record per line, plain or gzip, or a prepared folder.
       on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
       rejects: takes the bad lines; required for `skip`.
 
@@ -467,7 +468,7 @@ def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
 
 
 def check_id(record: Mapping[str, Any], where: str, place: str, first_of: dict[str, str]) -> None:
-    """Raises RecordError if another place has the record's id; `first_of` maps ids to places, e.g. `line 3`."""
+    """Raises RecordError if another place has the record's id; else adds it to `first_of` (id to `line 3`, e.g.)."""
     if isinstance(record.get("id"), str | int):
         first = first_of.setdefault(json.dumps(record["id"]), place)
         if first != place:

@@ -28,7 +28,10 @@ from jprm.options import place_of
 
 
 def model_config(path: Given | Found, **changes) -> ModelConfig:
-    """Returns a base's hyperparameters, with the default head unless `changes` set another (or e.g. dtype, layers)."""
+    """Returns a base's config with `changes` (e.g. layers); the head is the default one unless they set another.
+
+    Raises FileNotFoundError or ValueError if there is no model, or jprm cannot compute it.
+    """
     module, place = _opened(path)
     if module is None:
         config = dataclasses.replace(read(place / RUN).model, **{"head": ModelConfig.head, **changes})
@@ -92,7 +95,7 @@ def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
     """Loads an untied language head, {"kernel": (D, V)} in float32, onto the mesh if one is set.
 
     Raises:
-      ValueError: the model has no language head of the config's shape, or is a PRM's run.
+      ValueError: the model has no language head of the config's shape, or is a reward model.
     """
     module, place = check_language_model(path)
     if module is None:
@@ -105,7 +108,7 @@ def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
 
 
 def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32") -> dict:
-    """Loads decoder and language head (omitted if tied to the embedding). Raises ValueError for a reward model."""
+    """Loads {"decoder", "head"}; a tied head is omitted. Raises ValueError for a reward model."""
     if config.tied_embeddings:
         check_language_model(path)
         return {"decoder": load_decoder(path, config, dtype)}
@@ -114,7 +117,7 @@ def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype =
 
 
 def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:
-    """Returns `_opened(path)`. Raises ValueError for a reward model, whose language head was not trained."""
+    """Returns the module that reads the model (None: a run) and its path. Raises ValueError for a reward model."""
     module, place = _opened(path)
     if module is None:
         head = read(place / RUN).model.head

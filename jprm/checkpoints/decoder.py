@@ -144,9 +144,7 @@ def load(
 
 
 def placed(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
-    """Returns parameter `role` sharded by the logical `axes` over the mesh that is set, or on the first device without
-    one.
-    """
+    """Returns parameter `role` sharded by its logical `axes` on the mesh that is set, else on the first device."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)

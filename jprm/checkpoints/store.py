@@ -50,7 +50,8 @@ DIGESTS = "digests.json"
 def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
     """Opens the run's checkpoints; the caller decides when to save.
 
-    Keeps the newest `keep`, by default all, and every multiple of `keep_every` steps, if positive, for good.
+    Keeps the newest `keep`, and every multiple of `keep_every` steps, if positive, for good. A reader must leave `keep`
+    out: it then deletes no files. Raises ValueError if several processes would write to a store other than gs://.
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)] if keep else [policies.PreserveAll()]
@@ -171,8 +172,8 @@ def load_params(
 ) -> tuple[dict, int]:
     """Restores the newest checkpoint's parameters onto the mesh, LoRA unmerged. Returns them and the step.
 
-    Missing parameters must match the pattern `new`, else raises ValueError; they are omitted. A reread base
-    (`Experiment.rereads`) is in the run's storage type if `stored`, else float32.
+    Missing parameters that match the pattern `new` are omitted. A reread base (`Experiment.rereads`) is in the run's
+    storage type if `stored`, else float32. Raises ValueError as `run_of`, for others missing, or for a changed base.
     """
 
     def init(key: jax.Array) -> dict:
@@ -229,7 +230,7 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     """Writes the experiment and its objective's `log_ratio` into the run's folder; returns the (new or existing) run
     id. Every process must call it.
 
-    Raises ValueError if the folder holds another experiment's checkpoints.
+    Raises ValueError if it holds checkpoints of another experiment or tokenizer, or the data or user's code changed.
     """
     id = multihost.first(_own_id, workdir, experiment, tokenizer)
     files = {path: path_of(path) for path in (*experiment.data.train, *experiment.data.valid)}
@@ -263,9 +264,7 @@ def _record(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ra
 
 
 def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
-    """Raises ValueError if two experiments, as JSON values, differ in a field that is not in `free`. `path` is for
-    errors.
-    """
+    """Raises ValueError, naming `path`, if two experiments, as JSON, differ in a field that is not in `free`."""
     old, new = (flatten_dict(config, sep=".") for config in (recorded, here))
     names = [name for name in sorted(differing(old, new)) if not {name, name.split(".")[0]} & set(free)]
     if names:
@@ -277,7 +276,7 @@ def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str
 
 
 def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
-    """Stores checksums by dependency (e.g. a data file) in the run. Raises ValueError if one changed since it started.
+    """Stores checksums by dependency (e.g. a data file). Raises ValueError if one changed and there is a checkpoint.
 
     A dependency not recorded by an earlier release is accepted as it is.
     """
@@ -294,7 +293,7 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
 
 
 def data_digests(places: Mapping[str, Place]) -> dict[str, str]:
-    """Returns content digests of the files and folders that exist; in a bucket, of the store's metadata.
+    """Returns content digests (in a bucket, of the store's metadata) by name; absent places are omitted.
 
     Token shards are identified by their index, which holds the digest of each. Every process must call it, and hashes
     a part of the files.
@@ -342,10 +341,7 @@ MARK = "commit_success.txt"
 def _in_bucket(
     remote: Remote, arguments: Mapping[str, Any], keep: int | None, keep_every: int
 ) -> ocp.training.Checkpointer | Staged:
-    """Opens checkpoints in a bucket; see `open_checkpoints`.
-
-    Raises ValueError if several processes would write to a store other than gs://.
-    """
+    """Opens checkpoints in a bucket; see `open_checkpoints`."""
     if remote.url.startswith("gs://"):
         # What TensorStore and other hosts write would be missing in a listing that is kept.
         conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)

@@ -61,7 +61,7 @@ def whole_folder(
       last: file that is uploaded last; without it, readers do not accept the folder.
 
     Raises:
-      FileExistsError: `out` exists in a bucket, and `replace` is False.
+      OSError: `out` exists (in a bucket: FileExistsError), and `replace` is False. An empty local folder is replaced.
       ValueError: `OUT.partial` exists without jprm's mark, or is being written by another process, or `out` is a
         symbolic link to replace. No file is changed.
     """

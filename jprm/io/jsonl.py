@@ -161,7 +161,7 @@ def is_table(path: str | os.PathLike) -> bool:
 
 
 def parse(line: bytes, where: str) -> Any:
-    """Parses a line as JSON.
+    """Parses a line as JSON. Errors begin with `where`, e.g. `samples.jsonl:12`.
 
     Raises:
       RecordError: invalid UTF-8, invalid or truncated JSON, NaN or infinity, or a duplicate key.
@@ -237,7 +237,7 @@ class Rejects:
 
 
 def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
-    """Returns the handler for a bad line: it raises the error (`stop`) or adds to `rejects` (`skip`)."""
+    """Returns a handler of bad lines: `stop` raises, `skip` adds to `rejects`. Raises ValueError for other values."""
     if on_error == "skip" and rejects is not None:
         return rejects.add
     if on_error != "stop":

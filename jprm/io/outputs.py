@@ -34,9 +34,9 @@ VERSION = 2
 
 
 def input_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the request's entry for an input: path and checksum (in a bucket, the store's metadata).
+    """Returns {"input": path, "sha256": digits} for a request; in a bucket, the store's metadata as the checksum.
 
-    Raises ValueError for a pipe, which cannot be read twice.
+    Raises FileNotFoundError, or ValueError for a pipe, which cannot be read twice.
     """
     path = records_file(path)
     path.check_readable()
@@ -44,7 +44,7 @@ def input_of(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def stamp_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns metadata that changes with a file's content, without reading it. A copy has another stamp."""
+    """Returns the path as `input`, and metadata, e.g. `bytes`, which change with the content. A copy differs."""
     path = records_file(path)
     return {"input": path.address, **path.stamp()}
 
@@ -70,7 +70,7 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
 
 
 def finish(part: Growing, output: str | os.PathLike, request: dict[str, Any]) -> None:
-    """Renames a complete part. Raises ValueError if the request's input has changed meanwhile."""
+    """Renames a complete part. Raises ValueError if its input has changed, or another run began the output."""
     check_unchanged(request, f"Remove {part.name} and run the command again")
     check_own(output, request)
     part.become(path_of(output))
@@ -140,7 +140,7 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def cut(file: Growing, chunk: int) -> int:
-    """Truncates the file after its last whole chunk of `chunk` lines; counts the remaining lines."""
+    """Truncates the file after its last whole chunk of `chunk` lines; returns the number of lines left."""
     file.seek(0)
     whole = end = 0
     for count, line in enumerate(iter(file.readline, b""), start=1):
@@ -151,7 +151,7 @@ def cut(file: Growing, chunk: int) -> int:
 
 
 def stored_request(output: str | os.PathLike) -> dict[str, Any]:
-    """Returns the request in OUTPUT.info.json without its version; {} if it is absent or truncated."""
+    """Returns the request in OUTPUT.info.json; {} if absent or truncated. Raises ValueError for a newer version."""
     info = path_of(f"{os.fspath(output)}.info.json")
     try:
         kept = json.loads(info.read_bytes())
@@ -218,7 +218,7 @@ def code_of(value: Any) -> dict[str, str]:
 
 
 def text_of_module(module: types.ModuleType) -> str | None:
-    """Returns a module's source text, if it has a file."""
+    """Returns a module's source text; None without a .py file."""
     text = vars(module).get("__text__")  # of `jprm.options.run`: what ran, not what is there now
     if text is not None:
         return text
@@ -353,7 +353,7 @@ def _compiled(code: types.CodeType) -> str:
 class Bar(Progress):
     """Context manager that shows progress: `what`, how much of `total` (if known) is done, and a note.
 
-    Without a terminal, e.g. in a Slurm log, it prints one line per minute and one at the end.
+    Without a terminal, e.g. in a Slurm log, it prints one line per minute and one at the end; if not `shown`, no line.
     """
 
     EVERY_S = 60.0

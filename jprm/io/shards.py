@@ -85,9 +85,7 @@ def _written(message: Any) -> bool:
 
 
 def divided(lines: Iterable[bytes], count: int, unit: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (index, lines) for each block of `unit` lines, in order; the index is a hash of its first problem, <
-    count.
-    """
+    """Yields (index, lines) per block of `unit` lines, in order; a hash of its first problem gives the index."""
     lines = iter(lines)
     while block := list(itertools.islice(lines, unit)):
         yield int.from_bytes(hashlib.sha256(problem_of(block[0])).digest()[:8], "big") % count, block
@@ -96,7 +94,7 @@ def divided(lines: Iterable[bytes], count: int, unit: int) -> Iterator[tuple[int
 def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any], output: Place, unit: int = 1) -> Place:
     """Writes the shard's records beside its output, once; returns the file, which may be empty.
 
-    `source` is `jprm.io.outputs.input_of` the whole input, and `lines` are its lines.
+    `source` is `jprm.io.outputs.input_of` the whole input, `lines` its lines; blocks of `unit` lines stay together.
 
     Raises:
       ValueError: a file of another input or unit exists.

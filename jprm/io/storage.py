@@ -139,7 +139,7 @@ class Local(pathlib.PosixPath):
         return os.path.abspath(self)
 
     def files(self) -> list[Local]:
-        """Returns this file, or all files below this folder, sorted."""
+        """Returns this file, or all files below this folder, sorted; [] if it is absent."""
         return [self] if self.is_file() else sorted(file for file in self.rglob("*") if file.is_file())
 
     def folders_with(self, name: str) -> list[Local]:
@@ -153,7 +153,7 @@ class Local(pathlib.PosixPath):
         return sorted(folders)
 
     def stamp(self) -> dict[str, Any]:
-        """Returns metadata that changes with the content, without reading it. A copy has another stamp."""
+        """Returns size, times and inode, which change with the content. A copy has another stamp."""
         about = os.stat(self)
         times = {"modified": about.st_mtime_ns, "changed": about.st_ctime_ns}  # a program can set the first of them
         return {"bytes": about.st_size, **times, "file": about.st_ino}
@@ -162,7 +162,7 @@ class Local(pathlib.PosixPath):
         return {"sha256": sha256_of(self)}
 
     def contents(self) -> list[Any]:
-        """Returns checksums of the file, or of all files below the folder."""
+        """Returns [relative path, SHA-256] of the file, or of all files below the folder."""
         return [[str(file.relative_to(self)), sha256_of(file)] for file in self.files()]
 
     def modified(self) -> float:
@@ -252,7 +252,7 @@ class Local(pathlib.PosixPath):
 class Remote(os.PathLike):
     """An object in a bucket, or a common prefix of objects as a folder.
 
-    Raises OSError, with the address, if the store is unreachable or refuses access.
+    Raises ValueError for `.` or `..` in the address; OSError if the store is unreachable or refuses access.
     """
 
     here: Literal[False] = False
@@ -331,7 +331,7 @@ class Remote(os.PathLike):
         return ""
 
     def files(self) -> list[Remote]:
-        """Returns this object, or all objects below this folder, sorted."""
+        """Returns this object, or all objects below this folder, sorted; [] if it is absent."""
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
             # s3fs gives the folder itself where its first object comes while it looks
             names = [name[len(place) + 1 :] for name in sorted(store.find(place)) if name[-1] != "/"]

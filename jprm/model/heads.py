@@ -290,9 +290,7 @@ def find(name: str) -> Head:
 
 
 def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) -> Head:
-    """Returns a head with an output per name, the first as the score. Raises ValueError if a name repeats or is
-    `score`.
-    """
+    """Returns a head with an output per name; the first is the score. Raises ValueError for equal names or `score`."""
     if len(set(names)) < len(names) or "score" in names:
         raise ValueError(
             f"head {activation}={','.join(names)}: names must differ, and `score` is reserved for the first"

@@ -25,7 +25,8 @@ from jprm.options import find_part
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
     """Splits parameters into trained and frozen flat dicts {path: array}.
 
-    `freeze` and `only` are regular expressions. A parameter is frozen if `freeze` matches it or `only` does not.
+    `freeze` and `only` are regular expressions. A parameter is frozen if `freeze` matches it or `only` does
+    not. Raises ValueError if `freeze` matches no parameter, or all are frozen.
     """
     flat = flatten_dict(params, sep="/")
     matched = {path for path in flat if freeze and re.search(freeze, path)}

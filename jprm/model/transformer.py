@@ -455,14 +455,14 @@ def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = Fa
 
 
 def windows(config: ModelConfig) -> np.ndarray | None:
-    """Returns each layer's window, (L,) int32, to be scanned; None if no layer has one."""
+    """Returns each layer's window, (L,) int32, `UNBOUNDED` for a layer without; None if no layer has one."""
     if not config.windows:
         return None
     return np.array([config.windows[i % len(config.windows)] or UNBOUNDED for i in range(config.layers)], np.int32)
 
 
 def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
-    """Returns each layer's window, and whether it rotates; None if all layers are alike."""
+    """Returns each layer's `window`, and as `turns` whether it rotates; each is None if all layers are alike."""
     rope = config.rope_layers
     turns_L = np.array([bool(rope[i % len(rope)]) for i in range(config.layers)]) if rope else None
     return {"window": windows(config), "turns": turns_L}

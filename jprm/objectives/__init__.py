@@ -494,7 +494,7 @@ class ScoreSums:
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
 
     def means(self) -> dict[str, float | None]:
-        """Returns accuracy and AUROC; AUROC is None if all steps share a class."""
+        """Returns `step_accuracy` and `auroc`, which is None if all steps share a class."""
         wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
@@ -528,7 +528,7 @@ class Load:
     chosen_N: Float[Array, " N"]
 
     def means(self) -> dict[str, float | None]:
-        """Returns the largest load over the mean load, and the fraction of unused experts."""
+        """Returns `expert_load`, the largest load over the mean (None if all are 0), and the share `experts_idle`."""
         chosen_N = np.asarray(self.chosen_N).astype(np.float64)
         largest = float(chosen_N.max() / chosen_N.mean()) if chosen_N.any() else None
         return {"expert_load": largest, "experts_idle": float((chosen_N == 0).mean())}
@@ -672,7 +672,7 @@ def log_ratio(objective: Objective) -> float | None:
 
 
 def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
-    """Returns the text of FILE.py in `name`, else None. Raises ValueError if the copy in workdir differs."""
+    """Returns the text of FILE.py in `name`, else None. Raises ValueError if file and copy are gone, or differ."""
     path = pathlib.Path(name.rpartition(":")[0])
     if path.suffix != ".py":
         return None

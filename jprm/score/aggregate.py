@@ -104,7 +104,7 @@ def chain_scores(
     Keys are as in `rank_keys`. Scores are too, unless the rule multiplies probabilities: then it takes `Scale.weights`,
     and the score is a probability. Both are NaN if a chain has no steps or a non-finite score.
 
-    Raises ValueError for a score outside [0, 1] if the rule multiplies probabilities.
+    Raises ValueError for a score outside [0, 1] if the rule multiplies probabilities, KeyError for an unknown rule.
     """
     score_BP, mask_BP = padded([np.array(path) for path in paths])
     known_B = np.isfinite(score_BP).all(1) & mask_BP.any(1)

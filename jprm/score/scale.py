@@ -68,7 +68,7 @@ class Scale:
         return (LOG_ODDS if rule == "sum_log_odds" else self).log_weights(key)
 
     def fractions(self, score: Any, where: str) -> Any:
-        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, if a score is outside this scale."""
+        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, if a score is NaN or off this scale."""
         weight = self.weights(score)
         if (wrong := ~((weight >= 0) & (weight <= 1))).any():
             outside = float(score[wrong.argmax()])

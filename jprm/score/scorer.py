@@ -126,8 +126,8 @@ class PRM:
         >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So 4."]).shape
         (2,)
 
-        Raises TypeError if `steps` is one string, and ValueError if the problem or a step has no text, or the chain is
-        too long for the model.
+        Raises TypeError if `steps` is one string; ValueError if it is empty, the problem or a step is blank, or the
+        chain is too long; FloatingPointError for a non-finite score.
         """
         (outputs,) = self._outputs(self._prepared([chain_tree(problem, steps)]), self.readout)
         return np.array(list(map(as_written, outputs["score"])), np.float32)
@@ -139,7 +139,7 @@ class PRM:
         return outputs["logits"]
 
     def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
-        """Returns the head's logits at P places in a chain of token ids, (P, C) float32.
+        """Returns the head's logits at the P token indices `places` of the chain `ids`, (P, C) float32.
 
         Raises ValueError like `logits`; also for a model with a step layer, and for invalid, missing or too many ids.
         """
@@ -203,7 +203,7 @@ class PRM:
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree with N nodes, NaN for context. Common prefixes are computed once."""
+        """Returns (N,) float32 for each tree with N nodes, NaN for context. Raises like `score_many`."""
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
@@ -407,7 +407,7 @@ class LongChain(ValueError):
 
 
 def longest_chain(tree: TokenTree) -> int:
-    """Returns the length of the tree's longest chain, in tokens."""
+    """Returns the length of the tree's longest chain in tokens, problem included."""
     return int(geometry(tree.length_R, tree.parent_R).depth_R.max(initial=0))
 
 

@@ -195,8 +195,8 @@ class Trainer:
             )
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
-        """Returns loss and metrics over files, by default `data.valid`, e.g. `valid_auroc` (None if labels are all
-        alike)."""
+        """Returns loss, metrics and label count over files (default: `data.valid`), e.g. `valid_auroc` (None if labels
+        are all alike), `valid_labels`. Raises ValueError if there is no file or no row."""
         if not (files := files or self.experiment.data.valid):
             raise ValueError(
                 "data.valid names no file: pass files to evaluate, as in trainer.evaluate(['valid.jsonl'])"
@@ -208,12 +208,12 @@ class Trainer:
         return {f"valid_{name}": value for name, value in values.items()}
 
     def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
-        """Returns an objective's mean loss and metrics on rows (A, B, ...), without training."""
+        """Returns `loss`, `labels` (their count) and the objective's metrics on rows (A, B, ...), without training."""
         with jax.set_mesh(self.mesh):
             return measured(objective, self._models(), unstacked(rows), self.experiment.task)
 
     def take(self, folder: str | os.PathLike) -> int:
-        """Loads the trained parameters from the newest checkpoint in another run of this model; returns its step."""
+        """Loads the trained parameters, not the optimizer state, from a run's newest checkpoint; returns its step."""
         experiment = read(path_of(folder) / RUN)
         with jax.set_mesh(self.mesh):
             params, step = store.load_params(folder, experiment, self.mesh)
@@ -222,7 +222,7 @@ class Trainer:
         return step
 
     def save(self) -> None:
-        """Saves a checkpoint in the background; closing the trainer waits for it."""
+        """Saves a checkpoint in the background; closing the trainer waits for it. Raises ValueError without workdir."""
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
         step, arrays = int(self.state.step), saved_arrays(self.state, self.experiment)
@@ -272,7 +272,7 @@ def _recording(objective: Objective, experiment: Experiment, workdir: Place | No
 def measured(
     objective: Objective, params: dict[str, Any], micro: Iterable[Rows], config: ObjectiveConfig
 ) -> dict[str, float | None]:
-    """Returns mean loss, metrics and count (`labels`) over micro-batches, on the current mesh."""
+    """Returns `loss`, metrics and count (`labels`) on the current mesh. Raises ValueError for no micro-batch."""
     mesh, sums = jax.sharding.get_mesh(), []
     for rows in micro:
         check_rows(rows, config.model.vocab_size)

@@ -135,6 +135,7 @@ class Log:
 
         Every checkpoint must close a line, because sums are not saved; a stopped run then logs the same lines.
         `more` is added to the line, by a loop with its own batches, which may have steps without labels.
+        Raises Diverged for a bad step that is not skipped; ValueError if a line without `more` has no labels.
         """
         metrics = jax.tree.map(np.asarray, metrics)
         left_out = bool(metrics.skipped)
@@ -325,7 +326,7 @@ class Goodput:
     _waited: float = dataclasses.field(default=0.0, init=False)  # for input, since then
 
     def step(self, counts: bool = True) -> float | None:
-        """Counts the time since the last step or `rest` as a step's, and returns it."""
+        """Returns the seconds since the last step or `rest` (None at first); productive if `counts`."""
         now = time.perf_counter()
         spent = None if self._mark is None else now - self._mark
         if counts and spent is not None:
@@ -358,7 +359,7 @@ class Goodput:
         return {"began": self.began, "productive": self.productive, "spent": self.spent}
 
     def fractions(self) -> dict[str, float]:
-        """Returns `goodput` and the lost fractions by class; they sum to 1."""
+        """Returns `goodput` and the lost fractions, e.g. `lost_input` and `lost_stops`; they sum to 1."""
         total = max(time.time() - self.began, 1e-9)
         shares = {f"lost_{name}": seconds / total for name, seconds in sorted(self.spent.items())}
         good = self.productive / total
@@ -512,7 +513,7 @@ class Profile:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Returns the versions of the libraries and of jprm: its commit in a checkout, or from JPRM_COMMIT.
+    """Returns versions by library, of `python`, of `jprm`, and its `commit`: of the checkout, JPRM_COMMIT, or None.
 
     `libtpu` and jax's CUDA plugins, which compile the step, are included if installed.
     """

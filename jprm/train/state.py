@@ -107,7 +107,7 @@ def make_step(
     """Returns the step for rows shaped (A, B, ...) and a learning rate; equal arguments give the same function.
 
     Gradients over A micro-batches with B rows are summed, divided by the objective's count, and given to `tx`. If the
-    loss or the gradient is not finite, the state stays unchanged. `backend` is the platform to compile for.
+    loss or the gradient is not finite, the state stays unchanged. `backend`: compiler's platform, by default jax's.
     """
 
     def sums(trained, frozen, reference, rows: Rows):
@@ -352,7 +352,7 @@ def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
 
 
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
-    """Fits the head on the first training rows."""
+    """Returns the state with a head fitted on the first `probe_rows` training rows, and prints its AUROC."""
     labelled_steps, fitted_head = map(_of_heads, ("labelled_steps", "fitted_head"))
     batches = own_batches(experiment, experiment.data.train, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)
@@ -373,7 +373,7 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 
 
 def saved_arrays(state: State, experiment: Experiment) -> dict[str, Any]:
-    """Returns a checkpoint's arrays by part, without a base that is read again."""
+    """Returns a checkpoint's arrays, {"params", "optimizer"}, without a base that is read again."""
     again = experiment.rereads
     frozen = {path: x for path, x in state.frozen.items() if not (again and path.startswith("decoder/"))}
     return {"params": join(state.trained, frozen), "optimizer": state.optimizer}
@@ -382,7 +382,7 @@ def saved_arrays(state: State, experiment: Experiment) -> dict[str, Any]:
 def restored(
     checkpoints: store.Checkpoints, state: State, experiment: Experiment
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the newest checkpoint's arrays, placed like `state`, and its other contents.
+    """Returns the newest checkpoint's arrays, placed like `state`, and its `run` (`store.run_of`).
 
     A run may start or stop guarding against bad steps; the optimizer state is adapted.
     """
@@ -401,7 +401,7 @@ def restored(
 
 
 def continued(state: State, arrays: dict[str, Any], step: int) -> State:
-    """Puts a checkpoint's arrays into the parts of `state`; arrays not in it stay."""
+    """Returns `state` with a checkpoint's arrays (of `restored`) and step; parameters not among them stay."""
     saved: dict[str, Any] = flatten_dict(arrays["params"], sep="/")
     trained, frozen = ({path: saved.get(path, x) for path, x in part.items()} for part in (state.trained, state.frozen))
     return State(jnp.int32(step), trained, frozen, arrays["optimizer"])

@@ -85,7 +85,7 @@ def too_old(name: str) -> str | None:
 
 
 def logits(logit, config: ModelConfig):
-    """Returns logits times log2(e), and, with a soft cap, its derivative (tanh' = 1 - tanh^2). `logit` is the product
+    """Returns logits times log2(e), and the soft cap's derivative (1 - tanh^2) or None. `logit` is the product
     of queries and keys, in any shape."""
     cap = config.attention_softcap
     if not cap:

@@ -126,10 +126,10 @@ def _own_steps(first: int, *arrays: jax.Array) -> Iterator[tuple[np.ndarray, ...
 
 
 def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:
-    """Fits a linear head with `log_odds`; returns its parameters, and the AUROC on the held-out last fifth.
+    """Fits a linear head with `log_odds`; returns its `kernel` and `bias`, and the AUROC on the held-out last fifth.
 
     The fit is a logistic regression on standardised states; the standardisation is folded into the weights. The AUROC
-    is missing if the held-out steps are all correct or all incorrect.
+    is None if the held-out steps are all correct or all incorrect.
 
     Raises:
       ValueError: the head has another kind, or the steps are all correct or all incorrect.

@@ -32,7 +32,7 @@ def muon(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def dimensions(path: str) -> MuonDimensionNumbers | None:
-    """Returns the axes that a stacked matrix's product sums over, and the others; other parameters have neither."""
+    """Returns the axes that a stacked matrix's product sums over, and the others; None for other parameters."""
     try:
         weight = layers.weight_of(path.rpartition("/")[2])
     except KeyError:
