@@ -102,7 +102,7 @@ def pack(
 ) -> Packed:  # fmt: skip
     """Packs trees into rows with exactly `tokens` tokens and `slots` step slots, deterministically.
 
-    A fitting tree is never split. Parts go to rows by best fit, longest first. A tree without steps takes no room.
+    A fitting tree is never split. Parts go to rows by best fit, longest first. Trees without steps take no row.
 
     Args:
         chains: put one root-to-leaf chain in each row. A step's first chain owns it.

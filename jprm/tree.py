@@ -463,7 +463,7 @@ def read_records(
 
 
 def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields a JSON Lines file's records as trees, like `read_records`."""
+    """Yields a JSON Lines file's records as trees; raises RecordError at the first bad one, like `read_records`."""
     return (tree for _, tree in _read(path, reject_with("stop", None)))
 
 

@@ -103,7 +103,7 @@ def load(
 
     Args:
       name_of: maps role and layer to the tensor's name.
-      shape_of: maps that name to its shape, (out, in). All shapes are checked before any tensor is read.
+      shape_of: maps that name to its shape, (out, in). A wrong one raises ValueError before any tensor is read.
       read: maps role and name to the tensor, in any float type, with rotary pairs at (i, i + H/2).
       new: pattern of parameters missing in the files; these are omitted.
       stored: maps a matrix's role, its tensor names (one per layer) and the shape of one layer to the stack in the

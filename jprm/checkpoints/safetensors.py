@@ -28,7 +28,7 @@ AGAIN = "Download it again"
 
 
 class Tensors:
-    """Tensors of a folder or file, by name. `shape(name)` reads no data, `tensor(name)` only that tensor.
+    """Tensors of a folder or file; iterates over names. `shape(name)` reads no data, `tensor(name)` only that tensor.
 
     Raises:
       ValueError, FileNotFoundError: a file or tensor is truncated, missing, duplicated or inconsistent, or the format

@@ -120,7 +120,7 @@ def abstract(tree: Any) -> Any:
 
 
 def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Restores the parts `wanted` of the newest checkpoint: arrays as their abstract arrays, JSON for None.
+    """Restores the newest checkpoint's parts `wanted`: each maps to abstract arrays, or to None for JSON.
 
     Raises:
       ValueError: there is no checkpoint, or it is damaged or from another model. The message names folder and fix.
@@ -130,7 +130,7 @@ def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
-    """Returns the newest checkpoint's `run` JSON; {} without it, as in best/ of earlier releases.
+    """Returns the newest checkpoint's `run` (e.g. its `experiment`, `data`); {} in best/ of earlier releases.
 
     Raises ValueError as `restore`, and if the checkpoint belongs to another run, e.g. was copied into this folder.
     """

@@ -152,10 +152,10 @@ def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Pa
     copied again. They may be deleted while no command uses them.
 
     Args:
-      names: needed files in the folder; () for all.
+      names: files of the folder to copy if they exist, e.g. ("config.json",); () for all.
 
     Raises:
-      FileNotFoundError: the path does not exist.
+      FileNotFoundError: the bucket path, or every file in `names`, does not exist.
       OSError: the bucket cannot be read, or its objects changed during the copy.
     """
     return _copy(Remote(os.fspath(path)), names) if is_remote(path) else pathlib.Path(path)

@@ -154,7 +154,7 @@ def count(path: str | os.PathLike) -> int:
 
 
 def is_table(path: str | os.PathLike) -> bool:
-    """Returns whether a file is Parquet or Arrow, by its first bytes."""
+    """Returns whether a local file, which must exist, is Parquet or Arrow, by its first bytes."""
     check_input(path)
     with open(path, "rb") as file:
         return file.read(max(map(len, _TABLES))).startswith(_TABLES)

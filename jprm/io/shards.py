@@ -148,7 +148,7 @@ def merge(
 ) -> Merged:
     """Joins all shards' outputs into one file, in the divided input's order.
 
-    The file gets an undivided run's request, so the command without `--shard` accepts it.
+    Has an undivided run's request, so the command without `--shard` accepts it; OUT.rejects and a manifest beside it.
 
     Args:
       paths: outputs of the shards; other files that match `OUT.*` are ignored.

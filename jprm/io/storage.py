@@ -72,7 +72,7 @@ def records_file(path: str | os.PathLike) -> Place:
 
 
 def cache_folder(name: str) -> pathlib.Path:
-    """Returns the local folder $XDG_CACHE_HOME/jprm/NAME, by default ~/.cache/jprm/NAME."""
+    """Returns the local folder $XDG_CACHE_HOME/jprm/NAME, by default ~/.cache/jprm/NAME. It may not exist yet."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "jprm" / name
 
 

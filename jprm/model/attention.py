@@ -123,7 +123,7 @@ def suited(name: str) -> str:
 
 
 def capability() -> str:
-    """Returns this machine's GPU compute capability, e.g. "9.0"; a name on AMD."""
+    """Returns the compute capability of this machine's GPU, which must exist, e.g. "9.0"; a name on AMD."""
     return jax.local_devices()[0].compute_capability
 
 

@@ -270,7 +270,7 @@ def step_layer(name: str) -> type[nn.Module]:
 
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:
-    """Returns the parts named `module:NAME` in the config, by field."""
+    """Returns the parts named `module:NAME` in the config, by field. Raises MissingPart if one does not exist."""
     return {field: find_part(name, {}, f"model.{field}") for field, name in own_names(config).items()}
 
 

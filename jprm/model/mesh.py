@@ -198,7 +198,7 @@ def own_mesh(mesh: Mesh) -> Mesh:
 
 
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
-    """Raises ValueError if the mesh does not divide the rows, their tokens or the model; names the field to change."""
+    """Raises ValueError, naming the field, if the mesh does not divide the rows, `tokens` (if not 0) or the model."""
     _, fsdp, tensor, context, expert = (mesh.shape[axis] for axis in MESH_AXES)
     if expert > 1 and not config.experts.count:
         raise ValueError(f"mesh.expert={expert} splits experts, but the model is dense; set mesh.expert=1")

@@ -35,7 +35,7 @@ def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
     """Returns a chain's score from its step scores, as a float; for several chains of any length, an array.
 
     `rank_keys` defines the rules; its logarithms and log odds become probabilities here. NaN if a chain has no step or
-    a missing score. Raises ValueError for an unknown rule, or if the scores do not fit the rule.
+    a missing (None) or non-finite score. Raises ValueError for an unknown rule, or if the scores do not fit the rule.
 
     >>> jprm.aggregate([0.5, 0.25], "min"), jprm.aggregate([[0.5, 0.25], [0.75]], "last").tolist()
     (0.25, [0.25, 0.75])

@@ -376,7 +376,7 @@ START = 12
 
 
 class Watchdog:
-    """If there is no step for `seconds` (0: never), reports on stderr in every process which process is late.
+    """If several processes make no step for `seconds` (0: never), each reports on stderr which process is late.
 
     Each process writes its position to a small file in the run's folder. With `abort`, a process without a step for a
     tenth longer writes its threads' stacks and exits with status 1, even if its main thread is stuck, so the launcher
