@@ -296,6 +296,7 @@ def object_of(value: Any, where: str, field: str, remedy: str) -> Mapping[str, A
 
 
 def text_of(value: Any, where: str, field: str, *, blank: bool = False) -> str:
+    """Returns the text, which may be blank only if `blank`."""
     if not isinstance(value, str):
         raise RecordError(where, field, f"is {type_name(value)}, not text", "Write a JSON string.")
     if not blank and (value.isspace() or not value.strip(" \n\u200b\u200c\u200d\u2060\ufeff")):

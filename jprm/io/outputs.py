@@ -380,6 +380,7 @@ class Bar(Progress):
             print(self.line(), flush=True)
 
     def add(self, count: float = 1, note: str | None = None) -> None:
+        """Counts `count` more, and replaces the note unless it is None."""
         self.update(self._task, advance=count, description=note)
 
     def follow(self, items: Iterable[Any]) -> Iterator[Any]:

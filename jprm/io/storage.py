@@ -41,6 +41,7 @@ Given = str | os.PathLike
 
 
 def path_of(path: Given) -> Place:
+    """Returns a `Remote` for an address with ://, else a `Local`. Raises ValueError for hf:// or a `..` in one."""
     return Remote(os.fspath(path)) if is_remote(path) else Local(path)
 
 
@@ -159,6 +160,7 @@ class Local(pathlib.PosixPath):
         return {"bytes": about.st_size, **times, "file": about.st_ino}
 
     def checksum(self) -> dict[str, Any]:
+        """Returns {"sha256": digits}."""
         return {"sha256": sha256_of(self)}
 
     def contents(self) -> list[Any]:

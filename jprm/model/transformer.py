@@ -480,9 +480,7 @@ def rotation_of(settings: Mapping[str, Any], rotations: tuple[Rotation, Rotation
 
 
 def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[Array, "*T N H"]:
-    """Rotates pairs (i, i + R/2) in the first R dimensions, ordered like Hugging Face checkpoints, in float32; cos and
-    sin have R/2 columns.
-    """
+    """Rotates pairs (i, i + R/2) in the first R dimensions, as in Hugging Face files; cos and sin have R/2 columns."""
     between = range(cos_BTH.ndim - 1, x.ndim - 1)
     cos, sin = jnp.expand_dims(cos_BTH, between), jnp.expand_dims(sin_BTH, between)
     size = 2 * cos_BTH.shape[-1]
@@ -526,9 +524,7 @@ def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, 
 
 
 def width_norm(x: Array, scale: Array, eps: float) -> Array:
-    """Returns `rms_norm` over all heads together (OLMo 2 and 3). `scale` has the axes of the heads, `eps` is added to
-    the mean.
-    """
+    """Returns `rms_norm` over all heads together (OLMo 2 and 3); `scale` has their axes."""
     axes = tuple(range(x.ndim - scale.ndim, x.ndim))
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=axes, keepdims=True) + eps)

@@ -395,6 +395,7 @@ class PRM:
         return longest_chain(token_tree(tree_of(dict(record)), self.layout, context=limit)) <= limit
 
     def check_length(self, tokens: int, where: str) -> None:
+        """Raises LongChain, naming `where`, if a chain of so many tokens is too long for the model."""
         if self.context is not None and tokens > self.context:
             raise LongChain(
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
@@ -412,6 +413,7 @@ def longest_chain(tree: TokenTree) -> int:
 
 
 def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
+    """Raises FloatingPointError if the output `name` is not finite at a step; context is not checked."""
     finite_N = np.isfinite(value_N).all(axis=tuple(range(1, value_N.ndim)))
     if tree.of_messages:
         finite_N = finite_N | np.array([not node.is_step for node in tree.nodes])
