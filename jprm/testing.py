@@ -90,7 +90,7 @@ def check_part(
     experiment: Experiment | str | os.PathLike, settings: Sequence[str] = (), *, trees: Sequence[ReasoningTree] = (),
     tokenise: Callable[[ReasoningTree], TokenTree] | None = None, only: Iterable[str] = (),
 ) -> PartReport:  # fmt: skip
-    """Prints a table of differences between ways of computing the same numbers with an experiment's parts.
+    """Prints and returns the differences between ways of computing the same numbers with an experiment's parts.
 
     Args:
       experiment: an `Experiment`, or a file with a function `experiment()`. Its data, base and mesh are not used.
@@ -99,7 +99,7 @@ def check_part(
       tokenise: replaces `jprm.token_tree.token_tree`, e.g. for samples of reinforcement learning.
       only: names of checks. Default: all in `CHECKS`.
 
-    Raises AssertionError, naming the checks, if a difference exceeds its tolerance or a check fails.
+    Raises AssertionError, with the checks, if one fails or differs beyond its tolerance, and ValueError as `examine`.
     """
     report = examine(experiment, settings, trees=trees, tokenise=tokenise, only=only)
     print(report)

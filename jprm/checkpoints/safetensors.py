@@ -146,7 +146,7 @@ def check_sums(folder: str | os.PathLike) -> None:
 
 
 def read_json(path: pathlib.Path | Place) -> dict[str, Any]:
-    """Reads a JSON object without duplicate keys. Raises ValueError, naming the file."""
+    """Reads a JSON object. Raises ValueError, naming the file, for other contents or duplicate keys."""
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:

@@ -540,8 +540,8 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
-    """Returns the attention output, and no sums; `settings` has the layer's `window`. On CPUs, B and T are one axis,
-    and queries, keys and values one product.
+    """Returns the attention output, and no sums; `settings` has the layer's `window` and `turns`. On CPUs, B and T are
+    one axis, and queries, keys and values one product.
     """
     implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}

@@ -174,6 +174,7 @@ def guard(inner: optax.OptState) -> Guarded:
 
 
 def skipped(state: optax.OptState) -> Scalar | int:
+    """Returns the number of bad steps left out so far, 0 without a guard."""
     return state.skipped if isinstance(state, Guarded) else 0
 
 

@@ -30,7 +30,9 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
 
     Args:
       call: (blocks, heads) to a tuple of arrays.
-      heads, results: the arrays by kind, and each result's kind.
+      blocks: the plan for the rows, e.g. a `BlockTable`.
+      heads: lists of arrays by kind, e.g. `{"keys": [k, v]}`.
+      results: each result's kind.
       kinds: each kind's logical axes: `queries`, `keys` and `rows`.
       split: whether rows' tokens are split.
     """

@@ -71,8 +71,7 @@ def bounded(config: ModelConfig) -> tuple[int, ...]:
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns FLOPs per kernel call like `jprm.methods.kernels.tpu.flops`, averaged over layers with and without
-    windows."""
+    """Returns FLOPs per kernel call like `jprm.methods.kernels.tpu.flops`, averaged over the layers."""
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
@@ -393,6 +392,7 @@ def launches(H: int, itemsize: int) -> Launches:
 
 @functools.cache
 def tuned() -> dict:
+    """Returns the measured launches, {device kind: {`key`: {"forward", "dq", "dkv"}}}."""
     return json.loads((pathlib.Path(__file__).parent / TUNED).read_text(encoding="utf-8"))
 
 

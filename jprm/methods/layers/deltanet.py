@@ -163,9 +163,7 @@ def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: ChunkPlan, settings, config: ModelConfig):
-    """Returns the layer's output, and no sums. Heads are split over the mesh; each device computes only its rows and
-    heads.
-    """
+    """Returns the layer's output, and no sums. Each device computes only its rows and heads."""
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
     shape = (x_BTD.shape[0], *(sizes(config)[axis] for axis in "KGHV"))

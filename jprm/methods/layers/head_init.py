@@ -91,7 +91,7 @@ def _scores_steps(path: str | os.PathLike) -> bool:
 def labelled_steps(
     params: dict, config: ModelConfig, target: TargetConfig, batches: Iterable[Rows], rows: int
 ) -> Steps:
-    """Returns the hidden states at the labelled steps in the first `rows` rows, in order.
+    """Returns the labelled steps in the first `rows` rows, rounded down to whole batches, at least one, in order.
 
     Each process reads its devices' rows and sends the others only labelled steps: most slots have no label.
     """
