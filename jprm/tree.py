@@ -284,7 +284,7 @@ def with_labels(
     Earlier labels are removed, and so is the `false` of an earlier check. A node without a label has no origin. A chain
     or pool becomes a tree, because its record has no origins.
     """
-    nodes = []
+    tree, nodes = as_tree(tree), []
     for node, label, note in zip(tree.nodes, labels, notes or [NONE] * len(tree.nodes), strict=True):
         if not node.is_step:
             nodes.append(node)
@@ -292,9 +292,16 @@ def with_labels(
         extra = {key: value for key, value in node.extra.items() if key not in ("label", "labels", "origin", "false")}
         origin_of = origin if label is not None else None
         nodes.append(dataclasses.replace(node, label=label, origin=origin_of, extra={**extra, **note}))
-    extra = without_chain(tree.extra)
-    kind = tree.kind if tree.of_messages or not tree.nodes else "tree"
-    return dataclasses.replace(tree, nodes=tuple(nodes), semantics=semantics, kind=kind, extra=extra)
+    return dataclasses.replace(tree, nodes=tuple(nodes), semantics=semantics)
+
+
+def as_tree(tree: ReasoningTree) -> ReasoningTree:
+    """Makes a chain or pool with steps a tree. Sample keys that nodes have too, e.g. `text`, become `sample_text`."""
+    keys = ("parent", "text", "label", "origin", "score", "outputs", "role", "continues") if tree.kind == "pool" else ()
+    extras = [{f"sample_{key}" if key in keys else key: x for key, x in node.extra.items()} for node in tree.nodes]
+    nodes = tuple(dataclasses.replace(node, extra=extra) for node, extra in zip(tree.nodes, extras, strict=True))
+    kind = "tree" if tree.kind in ("chain", "pool") and nodes else tree.kind
+    return dataclasses.replace(tree, nodes=nodes, kind=kind, extra=without_chain(tree.extra))
 
 
 def in_order_of(record: Any, value: Any) -> Any:

@@ -121,6 +121,27 @@ def test_labels_leave_a_pool_without_steps_a_record_that_can_be_read():
     assert tree_of(record_of(labelled)) == labelled and labelled.extra == pool.extra
 
 
+OF_NODES = {
+    "text": "a\nb",
+    "role": "assistant",
+    "score": "high",
+    "origin": 5,
+    "label": 7,
+    "parent": 3,
+    "outputs": {"q": 1},
+}
+
+
+@pytest.mark.parametrize("key", OF_NODES)
+def test_labels_keep_sample_keys_that_nodes_have_too_under_another_name(key):
+    sample = {"steps": ["a", "b"], key: OF_NODES[key], "correct": True, "note": 1}
+    labelled = with_labels(tree_of({"problem": "p", "samples": [sample, {"steps": ["c"]}]}), [None] * 3, "value", "x")
+    record = record_of(labelled)
+    assert tree_of(record) == labelled and record["nodes"][0] == {"parent": -1, "text": "a"}
+    assert record["nodes"][1] == {"parent": 0, "text": "b", "correct": True, f"sample_{key}": OF_NODES[key], "note": 1}
+    assert record_of(with_labels(tree_of(record), [None] * 3, "value", "x")) == record
+
+
 def test_a_changed_tree_says_what_changed_even_where_the_record_had_null():
     record = {"problem": "p", "nodes": [{"parent": -1, "text": "a", "label": None}], "answer": None}
     tree = tree_of(record)

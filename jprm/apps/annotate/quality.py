@@ -19,7 +19,7 @@ from jprm.io.outputs import check_output
 from jprm.methods.evaluate.blocks import Table
 from jprm.methods.label.crowd import alpha_of, coincidences
 from jprm.statistics import bootstrap, difference, draws, weighted_mean
-from jprm.tree import NONE, Node, ReasoningTree, record_of, with_labels, with_scores, without_chain
+from jprm.tree import NONE, Node, ReasoningTree, as_tree, record_of, with_labels, with_scores
 
 
 def tasks_of(folder: str | os.PathLike) -> Tasks:
@@ -364,9 +364,8 @@ def _records(
             anchored = [task.annotator for task in group if tasks.anchored(task)]
             if added := [_written(task) for task in group if task.written and _all_wrong(task, tree, labels)]:
                 counts["written"] += len(added)
-                tree = dataclasses.replace(
-                    tree, nodes=(*tree.nodes, *added), kind="tree", extra=without_chain(tree.extra)
-                )
+                tree = as_tree(tree)
+                tree = dataclasses.replace(tree, nodes=(*tree.nodes, *added), kind="tree")
                 labels += [1 if written == "positive" else None] * len(added)
             yield _record(tree, labels, group, anchored)
 

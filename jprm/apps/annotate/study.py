@@ -33,12 +33,12 @@ from jprm.tree import (
     SEMANTICS,
     Node,
     ReasoningTree,
+    as_tree,
     chains_of,
     read_trees,
     record_of,
     steps_only,
     tree_of,
-    without_chain,
 )
 
 POOLS = ("work", "gold", "screening")
@@ -216,6 +216,7 @@ def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
 
 def merged(tree: ReasoningTree) -> ReasoningTree:
     """Merges alternatives with equal text into one node; its fields come from the first one that has them."""
+    tree = as_tree(tree)
     nodes: list[Node] = []
     place, first = [-1], {}  # of the problem and every node; of every parent and text
     for node in tree.nodes:
@@ -228,7 +229,7 @@ def merged(tree: ReasoningTree) -> ReasoningTree:
         known = nodes[at]
         fields = {name: getattr(node, name) for name in ("label", "score", "correct") if getattr(known, name) is None}
         nodes[at] = dataclasses.replace(known, **fields)
-    return dataclasses.replace(tree, nodes=tuple(nodes), kind="tree", extra=without_chain(tree.extra))
+    return dataclasses.replace(tree, nodes=tuple(nodes))
 
 
 def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:

@@ -40,7 +40,7 @@ from jprm.options import find_part, place_of
 from jprm.score.scorer import CHUNK, PRM
 from jprm.token_tree import REFERENCE
 from jprm.tokenizer import load_tokenizer, native_layout
-from jprm.tree import ReasoningTree, as_written, chains_of, read_records, record_of, tree_of, with_labels, without_chain
+from jprm.tree import ReasoningTree, as_tree, as_written, chains_of, read_records, record_of, tree_of, with_labels
 
 Path = str | os.PathLike
 
@@ -320,11 +320,11 @@ def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> li
     if turns := next((tree for tree in trees if tree.of_messages), None):
         remedy = 'train on it with data.extras=["begin"], which computes the reference model'
         raise ValueError(f"problem {turns.problem[:60]!r}: is a trajectory, without a place for these: {remedy}")
-    for tree, log_N in zip(trees, reference.score_trees(trees), strict=True):
+    for tree, log_N in zip(map(as_tree, trees), reference.score_trees(trees), strict=True):
         extras = [{**node.extra, REFERENCE: float(log)} for node, log in zip(tree.nodes, log_N, strict=True)]
         nodes = tuple(dataclasses.replace(node, extra=extra) for node, extra in zip(tree.nodes, extras, strict=True))
-        extra = {**without_chain(tree.extra), REFERENCE: pathlib.Path(reference.name).name}
-        results.append(dataclasses.replace(tree, nodes=nodes, kind="tree" if nodes else tree.kind, extra=extra))
+        extra = {**tree.extra, REFERENCE: pathlib.Path(reference.name).name}
+        results.append(dataclasses.replace(tree, nodes=nodes, extra=extra))
     return results
 
 
@@ -498,9 +498,9 @@ def implied(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _branch(tree: ReasoningTree, path: Sequence[int], first: int) -> ReasoningTree:
+    tree = as_tree(tree)
     nodes = tuple(dataclasses.replace(tree.nodes[i], parent=depth - 1) for depth, i in enumerate(path))
-    dropped = ("steps", "samples", "labels", "scores", "id")
-    extra = {key: value for key, value in tree.extra.items() if key not in dropped} | {"consensus": first}
+    extra = {key: value for key, value in tree.extra.items() if key not in ("scores", "id")} | {"consensus": first}
     return dataclasses.replace(tree, nodes=nodes, kind="tree", extra=extra)
 
 
