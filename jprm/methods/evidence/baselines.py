@@ -81,7 +81,7 @@ def steps_without_false_equation(trees: Sequence[ReasoningTree]) -> list[Float[n
     """Scores steps 1 before the chain's first false equation and 0 from there on."""
     source = evidence.find("arithmetic")
     column = source.numbers.index("any_false")
-    return [1 - x_NF[:, column] if len(x_NF) else np.zeros(0) for x_NF in evidence.read([source], trees)]
+    return [1 - x_NF[:, column] for x_NF in evidence.read([source], trees)]
 
 
 STEP_SOURCES = ("arithmetic", "numbers", "form")
@@ -91,7 +91,7 @@ def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F
     """Returns text features (N, F) per tree: the sources' numbers, their change at this step, the step's log length."""
     rows = []
     for tree, x_NF in zip(trees, evidence.read([evidence.find(name) for name in STEP_SOURCES], trees), strict=True):
-        length_N1 = np.log1p([[len(node.text)] for node in tree.nodes])
+        length_N1 = np.log1p([len(node.text) for node in tree.nodes])[:, None]
         parent_N = np.array([node.parent for node in tree.nodes], int)
         before_NF = np.where(parent_N[:, None] >= 0, x_NF[parent_N], 0.0)
         rows.append(np.concatenate([x_NF, x_NF - before_NF, length_N1], axis=1))

@@ -440,7 +440,7 @@ def _of_scorer(name: str, scorer: Any, scores: Callable[[Sequence[ReasoningTree]
 
 
 def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-    """Returns the numbers of all sources side by side: for each tree (N, F), or (0, 0) if it has no steps.
+    """Returns the numbers of all sources side by side: for each tree (N, F), also with N = 0.
 
     Raises ValueError if a user's source returns the wrong shape or an infinite number.
     """
@@ -457,9 +457,7 @@ def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Floa
             if np.isinf(array_NF).any():
                 raise ValueError(f"source {source.name!r}: a number is infinite; NaN says that there is none")
         columns.append([a.reshape(len(tree.nodes), len(source.numbers)) for a, tree in zip(arrays, trees, strict=True)])
-    return [
-        np.concatenate(parts, axis=1) if parts[0].size else np.zeros((0, 0)) for parts in zip(*columns, strict=True)
-    ]
+    return [np.concatenate(parts, axis=1) for parts in zip(*columns, strict=True)]
 
 
 def names(sources: Sequence[Source]) -> list[str]:

@@ -21,7 +21,12 @@ from jprm.methods.evaluate.processbench import processbench_report
 from jprm.methods.evaluate.scored import ScoreError
 from jprm.methods.evidence import fit as fit_module
 from jprm.methods.evidence import sources as evidence
-from jprm.methods.evidence.baselines import ranked_by_text
+from jprm.methods.evidence.baselines import (
+    labelled_by_text,
+    ranked_by_text,
+    rows_of_steps,
+    steps_without_false_equation,
+)
 from jprm.methods.evidence.fit import (
     PolicyPools,
     candidates,
@@ -93,6 +98,15 @@ def fused(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fused")
     files = [written(folder / f"policy{i}.jsonl", made_pools(i, accuracy=0.3 + 0.2 * i)) for i in range(2)]
     return fit(files, out=folder / "verifier"), folder / "verifier", files
+
+
+def test_a_pool_without_steps_has_no_rows_beside_others():
+    chain = tree_of({"problem": "1 + 1?", "steps": ["1 + 1 = 2"]})
+    trees = [chain, tree_of({"problem": "p", "samples": [], "empty_samples": 2})]
+    (alone,), rows = rows_of_steps([chain]), rows_of_steps(trees)
+    np.testing.assert_array_equal(rows[0], alone)
+    assert rows[1].shape == (0, alone.shape[1]) and steps_without_false_equation(trees)[1].shape == (0,)
+    assert labelled_by_text(trees, [np.ones(1, int), np.zeros(0, int)]) is None  # too few to fit
 
 
 def test_numbers_in_text():
