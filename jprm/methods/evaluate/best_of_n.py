@@ -114,6 +114,8 @@ def pools_of(
     empty_P, with_steps_P, steps_B = np.array(empty), np.array(with_steps), np.array(steps, int)
     vote_B = np.array(vote, float)
     size_P = with_steps_P + empty_P
+    if any(correct) and not any((class_N >= 0).any() for class_N in classes):
+        with_answers = False  # every answer is null, and still some samples are correct, e.g. proofs
     with_steps_PN = np.arange(size_P.max()) < with_steps_P[:, None]
     placed = functools.partial(_placed, with_steps_PN)
     class_PN = placed(np.concatenate(classes), -1) if with_answers else None

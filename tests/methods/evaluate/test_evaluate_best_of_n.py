@@ -47,6 +47,15 @@ def expected(pool, n, result):
     return float(np.mean([result(subset) for subset in itertools.combinations(pool, n)]))
 
 
+def test_null_answers_of_correct_samples_are_as_if_absent():
+    absent = [
+        {"problem": p, "samples": [{"steps": ["x"], "scores": [s], "correct": s > 0.4} for s in (0.25, 0.5, 0.75)]}
+        for p in "pq"
+    ]
+    null = [{**pool, "samples": [{**sample, "answer": None} for sample in pool["samples"]]} for pool in absent]
+    assert report_of(null) == report_of(absent) and report_of(null)["pass_at_n"]["value"][1] == 1
+
+
 def chosen(subset):
     """The correctness of the best sample that has an answer and a score; those that tie share."""
     valid = [s for s in subset if s["answer"] is not None and s["steps"]]
