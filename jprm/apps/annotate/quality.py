@@ -38,7 +38,7 @@ def labellings(tasks: Tasks) -> dict[int, list[Task]]:
 
 
 def figures(tasks: Tasks) -> dict[str, Any]:
-    """Returns the report: `tasks`, `annotators` by name, and `agreement` between them. Without data they are null."""
+    """Returns the report: `tasks`, `agreement`, `annotators` by name, `anchoring`. Figures without data are null."""
     seed, done = tasks.study.config.seed, labellings(tasks)
     names = tasks.study.config.annotators
     return {
@@ -59,7 +59,7 @@ def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
     """Returns each annotator's progress: `state`, and `minutes` since the last event (null before the first).
 
     States: `not begun`, `screening failed`, `done` (no open task), `stuck` (`STUCK_MINUTES`), else `working`. `on` is
-    the last touched problem and step in the open task.
+    the last touched problem and step (from 1) in the open task, or null.
     """
     state_of = {}
     for name in tasks.study.config.annotators:
@@ -321,7 +321,7 @@ def export(
     without: Collection[str] = (),
     written: Written | None = None,
 ) -> dict[str, int]:
-    """Writes the labels of a study as chain and tree records with ratings; returns counts.
+    """Writes the labels of a study as chain and tree records with ratings; returns counts, e.g. of `steps`.
 
     Skipped tasks and bad problems are left out. A task that an annotator gave up keeps the ratings until then. Gold
     tasks and repetitions are left out, as are labels of annotators in `without`. If an annotator wrote a step, the

@@ -46,7 +46,7 @@ EVENTS = "events.jsonl"
 
 
 class Study(NamedTuple):
-    """A study's folder, configuration and trees. `salt` keeps task names from revealing their contents."""
+    """A study's folder, configuration and trees by pool, e.g. `gold`. `salt` hides contents in task names."""
 
     folder: pathlib.Path
     config: StudyConfig
@@ -446,10 +446,10 @@ def select_file(
     config: SelectConfig,
     exclude: Iterable[str | os.PathLike] = (),
 ) -> dict[str, Any]:
-    """Writes selected chains or trees from a file of scored records; returns counts.
+    """Writes selected chains or trees from a file of scored records; returns counts, also by stratum.
 
     Problems in the benchmark files `exclude` are left out. `SOURCE.info.json`, written by `jprm score`, defines the
-    meaning of the scores; without it they are probabilities.
+    meaning of the scores; without it they are probabilities. Raises ValueError if no chain is left.
     """
     exclude = list(exclude)
     check_output(output, source, *exclude)

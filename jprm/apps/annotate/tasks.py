@@ -41,7 +41,7 @@ class Act(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A tree assigned to an annotator, with their input. `again` marks a repetition."""
+    """Tree `index` of a pool, assigned to an annotator. `again`: repeated. `finish`: in `REASONS`, or None while open."""
 
     id: str
     annotator: str

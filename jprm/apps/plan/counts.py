@@ -452,7 +452,7 @@ def _ordered(sizes: str, permutation: str | None) -> np.ndarray:
 
 
 def totals(collectives: Collection[Collective]) -> list[dict]:
-    """Sums collectives by kind, moved data and place."""
+    """Sums `count`, `bytes` and `received` over collectives of equal kind, data and place."""
     groups: dict[tuple, list[Collective]] = defaultdict(list)
     for collective in collectives:
         groups[collective.network, not collective.in_layers, collective.kind, collective.moves].append(collective)

@@ -78,7 +78,7 @@ def experiment(size: str, way: str, tokens: int) -> Experiment:
 
 
 def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Returns bytes by size, way and tokens. With a file `kept`, a repeated call continues.
+    """Returns bytes in `cells`, by experiment and tokens. With a file `kept`, a repeated call continues.
 
     Raises FileNotFoundError if XLA's compiler for GPUs is missing.
     """
@@ -102,7 +102,7 @@ def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: No
 
 
 def smallest(total: float) -> str:
-    """Returns the smallest card with enough memory."""
+    """Returns the smallest card with enough memory, or `none`."""
     return next((name for name, size in CARDS.items() if total <= USABLE * size), "none")
 
 

@@ -36,8 +36,8 @@ def plan(
 ) -> dict[str, Any]:
     """Compiles the experiment's training step (or its scoring step, with `scoring`) and measures the program.
 
-    Returns JSON values; bytes and FLOPs are per device and step. `program` and `bounds` are null if the program does
-    not fit. `say` receives progress messages.
+    Returns JSON values; bytes and FLOPs are per device and step. `program`, `bounds` and `input` (the packing hosts;
+    only for training) are null if the program does not fit. `say` receives progress messages.
 
     Raises ValueError if the mesh does not divide the model or rows, or attention does not support the chips;
     FileNotFoundError if the devices' compiler is missing.

@@ -114,7 +114,7 @@ def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
 
 
 def compare(a: Mapping[str, Draws], b: Mapping[str, Draws]) -> list[dict[str, Any]]:
-    """Returns rows of `what`, `value` (A minus B), `low`, `high`, `better`."""
+    """Returns rows of `what`, `value` (A minus B), `low`, `high` and `better`, for the figures that both have."""
     return [{"what": what, **difference(a[what], b[what]).json()} for what in a if what in b]
 
 
@@ -332,7 +332,7 @@ def _depth_first(tree: ReasoningTree) -> list[int]:
 
 
 def heat(scores: Scores) -> dict[str, list[list[int]]]:
-    """Counts right and wrong steps by [score bin][step], over all labelled steps of all files."""
+    """Counts `right steps` and `wrong steps` by [score bin][step], over all labelled steps outside pools."""
     counts = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
     for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
         item = _item(tree, [[node.score for node in tree.nodes]], range(len(tree.nodes)))

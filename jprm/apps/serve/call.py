@@ -254,7 +254,7 @@ class Call:
         return await self.worked(scored, len(places)), tokens
 
     def chains(self, tree: ReasoningTree, score_N: np.ndarray) -> list[dict[str, Any]]:
-        """Returns the nodes, the score and the lowest-scoring node of every chain."""
+        """Returns every chain's `nodes`, `score` (null if a step has none) and `weakest`, the lowest-scoring node."""
         paths = chains_of(tree)
         value_B, _ = chain_scores([score_N[path].tolist() for path in paths], self.rule, self.engine.prm.scale)
         known = [[node for node in path if np.isfinite(score_N[node])] for path in paths]

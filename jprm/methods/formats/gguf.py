@@ -61,7 +61,7 @@ LANGUAGE_HEAD = "output.weight"
 
 
 class GgufFile:
-    """An open GGUF file: metadata by key, and tensors by name, which are read and dequantised one at a time."""
+    """An open GGUF file: metadata and tensors by name. Raises ValueError if its architecture is unsupported."""
 
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
@@ -73,9 +73,7 @@ class GgufFile:
             )
 
     def get(self, key: str, default: Any = None, *, kind: type = int) -> Any:
-        """Returns a positive number or a text; `{a}` in `key` is the architecture. Raises ValueError for other
-        values.
-        """
+        """Returns a positive number or a text (`kind`), or the default. Raises ValueError for other values."""
         key = key.replace("{a}", self.architecture)
         value = self.fields.get(key, default)
         if value is not None and (type(value) is not kind or (kind is not str and not 0 < value < math.inf)):

@@ -73,7 +73,7 @@ def score_file(
 
     Raises:
       RecordError: a line is bad and `on_error` is `stop`.
-      ValueError: a host cannot see the input, or another request wrote the output.
+      ValueError: a host cannot see the input, a chain is too long (with `stop`), or another request wrote the output.
       FileNotFoundError: `calibrated` is set, but the model has no map.
     """
     output = path_of(output)

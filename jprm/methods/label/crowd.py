@@ -37,7 +37,7 @@ MOST = 12.0
 
 
 class Crowd(NamedTuple):
-    """Estimates of the model for N steps, J judges and C classes."""
+    """Estimates for N steps, J judges and C classes: class probabilities by step, prior, confusions, EM rounds."""
 
     posterior_NC: Float[np.ndarray, "N C"]
     prior_C: Float[np.ndarray, " C"]
@@ -110,9 +110,9 @@ def correction(
     index_K: Int[np.ndarray, " K"],
     weight_K: Float[np.ndarray, " K"] | None = None,
 ) -> tuple[float, float]:
-    """Fits the log-odds a + b z, as (a, b), to K gold labels (0 or 1) of the steps `index_K`.
+    """Fits a, b so that log-odds a + b z match K gold labels (0 or 1) of the steps `index_K`; z: present log-odds.
 
-    Gold labels have weight `weight_K`.
+    Gold labels have weight `weight_K`, by default 1. A prior favours a = 0 and b = 1.
     """
     z_K = log_odds(probability_N[index_K])
     count_K = np.ones_like(z_K) if weight_K is None else weight_K

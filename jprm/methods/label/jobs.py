@@ -1,4 +1,4 @@
-"""Labelling jobs from file to file, for `jprm label`. An input may be a prepared folder. All return counts."""
+"""Labelling jobs from file to file, for `jprm label`. A repeated call continues, except for consensus."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ FLUSH_SECONDS = 1.0
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
-    """Labels a file with Monte Carlo values; returns counts, e.g. of tokens.
+    """Labels a file with Monte Carlo values; returns counts.
 
-    A repeated call continues from the file of rollouts.
+    `trees`, `labels`, this call's `rollouts` and the `failed` ones among them, and `tokens` of all stored rollouts.
     """
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")  # the environment rewards its own episodes
@@ -67,7 +67,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
-    """Writes OmegaPRM's trees for a file's problems. A repeated call continues from the file of rollouts."""
+    """Writes OmegaPRM's trees for a file's problems; returns counts as `label_monte_carlo` and `label_problems`."""
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")
     _check(input, output, rollouts, config.verifier, _problems)
@@ -81,8 +81,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
 
 
 def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:
-    """Writes the judge's critiques whose verdicts match the labels. A repeated call continues from the file of
-    critiques.
+    """Writes the critiques whose verdicts match the labels; returns counts as `matching_critiques`.
 
     Raises ValueError if the file has no label.
     """
@@ -101,7 +100,7 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 def label_consensus(
     input: Path, others: Sequence[Path], output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
-    """Writes the chains of `input` on whose first error all `others` agree; returns counts of kept and dropped chains.
+    """Writes the chains of `input` on whose first error all `others` agree; returns counts as `consensus`.
 
     `thresholds` are for the input and the others: a label below is an error (by default as in `consensus`).
     """
@@ -118,7 +117,7 @@ def label_consensus(
 
 
 def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
-    """Labels a file by computation; returns counts. A repeated call continues.
+    """Labels a file by computation; counts `trees`, and steps that are `correct`, `incorrect` or `not checkable`.
 
     Without `in_sandbox`, code runs with the user's permissions. `kind` is arithmetic, python, coq or a checker's file.
     """
@@ -138,7 +137,7 @@ def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = Tru
 
 
 def label_own(name: str, input: Path, output: Path) -> dict:
-    """Labels a file by the user's `Labeller`, module:NAME or FILE.py:NAME. A repeated call continues.
+    """Labels a file by the user's `Labeller`, module:NAME or FILE.py:NAME; counts `trees` and `labels`.
 
     Raises:
       ValueError: the labeller does not exist, rejects a record, or returns a label outside its semantics.
@@ -156,7 +155,7 @@ def label_own(name: str, input: Path, output: Path) -> dict:
 
 
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
-    """Judges a file's chains by a verifier. A repeated call continues."""
+    """Judges a file's chains by a verifier; counts `chains`, `correct` and any `undecided` ones."""
     judge = verifiers.find(verifier)
     for number, tree in enumerate(trees_in(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
@@ -170,7 +169,7 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
 
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
-    """Labels a file with a teacher's scores. A repeated call continues."""
+    """Labels a file with a teacher's scores; counts `trees` and `labels`."""
     check_output(output, input)
     check_input(input)
     prm = loading.load(model)
@@ -179,7 +178,7 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
 
 
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
-    """Labels a file with a judge's scores. A repeated call continues.
+    """Labels a file with a judge's scores; counts `trees`, `labels` and `generated_tokens`.
 
     Raises ValueError if domain or rubric is blank.
     """
@@ -201,7 +200,7 @@ def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str,
 
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
-    """Adds a language model's log-probabilities to a file's records. A repeated call continues."""
+    """Adds a language model's log-probabilities to a file's records; counts `trees` and `log-probabilities`."""
     check_output(output, input)
     check_input(input)
     reference = load_reference(model, dtype)
@@ -435,7 +434,7 @@ def consensus(
       source, other: trees; every pool sample and every tree path is a chain.
       thresholds: the two sources' error thresholds, by default of their semantics.
       counts: receives chain counts by outcome: kept, disagree, unlabelled (the first error is unknown in either
-        source), repeated, not in the other.
+        source, or equal chains of `other` differ), repeated, not in the other.
 
     Raises ValueError for semantics without a default threshold.
     """
@@ -513,7 +512,8 @@ def matching_critiques(
     """Yields a record for each kept critique: question as problem, critique as steps, and `verdict`.
 
     The verdict is whether the step is correct or, for prompts about whole chains, the index of the first error or -1.
-    Only questions with a known verdict are asked. `counts` receives counts of questions, critiques and tokens.
+    Only questions with a known verdict are asked. `counts` receives `trees`, `questions`, `critiques`, `matching` and
+    `kept` critiques, `tokens`, and critiques by status, e.g. `read`.
 
     Raises:
       ValueError: semantics without a default threshold.

@@ -238,8 +238,8 @@ def allocate(
 ) -> Int[np.ndarray, " S"]:
     """Returns the next round's rollouts for each of S prefixes.
 
-    An open prefix gets at most k, and at most `most` over all rounds; the sum is at most the budget. The seed decides
-    the service order. It must not depend on outcomes, or the estimates would be biased.
+    An open prefix gets at most k, and with its earlier `asked_S` at most `most`; the sum is at most the budget. The
+    seed decides the service order. It must not depend on outcomes, or the estimates would be biased.
     """
     wanted_S = np.where(open_S, np.clip(most - asked_S, 0, k), 0)
     order_S = np.random.default_rng(seed).permutation(len(wanted_S))

@@ -36,13 +36,13 @@ def label_pooled(
 ) -> dict[str, Any]:
     """Writes the first file's records, labelled with the pooled probability that each step is correct.
 
-    Each file is a judge. A step that no file labels stays unlabelled; a step in `gold` gets its gold label. Returns a
-    summary and writes the full report to `report`. `thresholds` holds, for each file and last for the gold file, the
-    value below which a label is an error.
+    Each file is a judge. A step that no file labels stays unlabelled; a step in `gold` gets its gold label. Returns
+    the report (`pooled`), also written to `report`. `thresholds` holds, for each file and last for the gold file, the
+    value below which a label is an error, None for the default of its semantics.
 
     Raises:
-      ValueError: duplicate file names, no common step, no judged step with a gold label, or semantics without a
-        threshold.
+      ValueError: duplicate file names, a file without a step of the first, no judged step with a gold label, or
+        semantics without a threshold.
     """
     names = [path_of(file).stem for file in files]
     if len(set(names)) < len(names):
@@ -103,9 +103,9 @@ def pooled(
 ) -> tuple[dict[str, Any], Float[np.ndarray, " N"]]:
     """Returns the report, with 95 % intervals over problems, and each step's probability of being correct.
 
-    For each judge: `found`, the probability that it flags an incorrect step, and `false_alarm`, that it flags a correct
-    one. `error_rate` is the fraction of incorrect steps. Gold labels correct all three; without them, all three assume
-    independent judges.
+    For each of the `judges`: `verdicts` (count), `found`, the probability that it flags an incorrect step, and
+    `false_alarm`, that it flags a correct one. `error_rate` is the fraction of incorrect steps, `alpha` Krippendorff's.
+    `steps`, `problems` and `gold` are counts. Gold labels correct the first three; else judges must be independent.
     """
     used_J = (verdict_NJ >= 0).any(0)
     if not used_J.all():

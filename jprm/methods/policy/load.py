@@ -45,7 +45,7 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
 
 
 def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the object in a policy's JSON file. Raises FileNotFoundError or RecordError if it is missing."""
+    """Returns the object in a policy's JSON file. Raises RecordError for other content, or FileNotFoundError."""
     path = path_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Give a policy's JSON file")

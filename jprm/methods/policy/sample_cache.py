@@ -74,7 +74,7 @@ class KeptPolicy:
         return sum(sample.tokens for sample in self._kept.values())
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
-        """Returns the stored samples seed .. seed + n - 1 of a prefix."""
+        """Returns the stored ones among samples seed .. seed + n - 1 of a prefix, in order."""
         key = prefix_key(prefix)
         return [self._kept[place] for i in range(seed, seed + n) if (place := (until, key, i)) in self._kept]
 

@@ -53,8 +53,8 @@ VERSION = 1
 def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Trains to `config.updates`, or until a guard ends the run, from the newest checkpoint in `workdir`.
 
-    Returns the contents of `rl.json`: the verdict, and every evaluation's figures. `workdir` is the policy's run,
-    `workdir`/best a run from its best evaluation. `callbacks` are as in `jprm.train.train`.
+    Returns `rl.json`, e.g. `verdict` (sentences), `ended` (by which guard, or ""), `evaluations`, the index `best`.
+    `workdir` is the policy's run, `workdir`/best a run from its best evaluation. `callbacks`: as in `jprm.train.train`.
 
     Raises:
         ValueError: `workdir` holds another experiment's run, or the experiment's parts do not fit together.

@@ -101,7 +101,7 @@ def best_of(evaluations: Sequence[Evaluation]) -> int:
 
 
 def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
-    """Returns whether the last evaluation looks like gaming: a higher PRM score but fewer correct answers."""
+    """Returns whether the last evaluation looks like gaming: a higher PRM score (if any) but fewer correct answers."""
     now, best = evaluations[-1], evaluations[best_of(evaluations)]
     if not config.gaming or "proxy" not in now or not now["proxy"] > best["proxy"]:
         return False
@@ -109,10 +109,10 @@ def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
 
 
 def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> dict[str, Any]:
-    """Tests a suspicion on fresh samples from both policies; returns JSON.
+    """Tests a suspicion on fresh samples; it is confirmed if the result's `p` is below its `level`.
 
-    A run's k-th test rejects at p < FALSE_ALARMS / (k (k + 1)); these levels sum to FALSE_ALARMS over all k. Fresh
-    samples are independent of the suspicion, so by the union bound this sum bounds a run's false alarms.
+    A run's k-th level is FALSE_ALARMS / (k (k + 1)); over all k they sum to FALSE_ALARMS, which bounds a run's false
+    alarms, as fresh samples are independent of the suspicion. Also returns `gold_change` and both accuracies.
 
     Args:
         best, now: evaluations on the same problems, with samples not used for any choice.
@@ -159,7 +159,7 @@ def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
 
 
 def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, Any]:
-    """Returns the paired difference in correct answers over the same problems, `after` less `before`."""
+    """Returns `value`, `low`, `high`, `better` for correct answers, `after` less `before`, paired by problem."""
     difference_P1 = np.array(after["gold_P"])[:, None] - np.array(before["gold_P"])[:, None]
     problems = [str(i) for i in range(len(difference_P1))]
     interval = mean_differences(difference_P1, problems, seed).json()

@@ -28,7 +28,7 @@ FOLDER = "prm"
 
 
 def check(config: RLExperiment) -> None:
-    """Raises ValueError if the PRM cannot learn from `refresh.labels`."""
+    """Raises ValueError if the PRM is no run of jprm, or cannot learn from `refresh.labels`."""
     labels = config.refresh.labels
     if kind_of(config.prm) != "run":
         raise ValueError(f"refresh.every={config.refresh.every} trains the PRM, but {config.prm} is not a run of jprm")
@@ -77,7 +77,7 @@ def labelled(
     """Returns pool records with the groups' chains and a label for each step with a verdict in [0, 1].
 
     A value is the verdict itself. For correctness and ratings any verdict above 0 is right: Math-Shepherd's hard
-    estimate.
+    estimate. Chains without a verdict are left out.
     """
     of_verdict = {"value": float, "correctness": lambda x: float(x > 0), "rating": lambda x: 1.0 if x > 0 else -1.0}
     records = []
@@ -124,8 +124,7 @@ def fresh(
 def refreshed(
     config: RLExperiment, workdir: Place, prm: str, records: Sequence[dict[str, Any]], update: int
 ) -> Place | None:
-    """Trains the PRM in folder `prm` on an update's records; returns the new run's folder. Without records it trains no
-    PRM.
+    """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or None without records.
 
     The folder is `workdir`/refresh/UPDATE. Earlier updates' records and `refresh.replay` are included. A finished
     refresh is not computed again.

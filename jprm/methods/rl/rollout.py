@@ -398,7 +398,7 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
 
 
 def pass_at(correct_PN: Bool[np.ndarray, "P N"]) -> dict[str, float]:
-    """Returns the unbiased estimate of pass@k, 1 - C(N - c, k) / C(N, k), for the powers of two up to N."""
+    """Returns the unbiased pass@k, 1 - C(N - c, k) / C(N, k), by k as text: powers of two up to N, and N."""
     n = correct_PN.shape[1]
     wrong_P1 = n - correct_PN.sum(1, keepdims=True)
     estimates = {}
@@ -428,7 +428,7 @@ def _proxies(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
-    """Returns the incorrect chains that the PRM rates highest, or without a PRM the first incorrect ones."""
+    """Returns the 3 incorrect chains that the PRM rates highest, or without a PRM the first ones; adds `right_working`."""
     rows = []
     for group, right in zip(groups, verdicts, strict=True):
         for i, sample in enumerate(group.samples):
@@ -459,7 +459,7 @@ def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> flo
 
 
 def train_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Returns figures of an update's samples: reward, proxy, lengths, blank and cut off chains, equal rewards."""
+    """Returns an update's means: `reward`, `proxy`, lengths, `blank`, `truncated`, and by group `same_reward`."""
     chains = [sample for group in groups for sample in group.samples]
     figures = {
         "reward": np.mean([group.correct_G.mean() for group in groups]),

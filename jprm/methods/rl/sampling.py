@@ -202,7 +202,7 @@ class Samples(Protocol):
         ...
 
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
-        """Returns figures of the samples for the update's line, e.g. how far behind their policy was."""
+        """Returns figures for the update's line, e.g. `behind`: by how many updates the sampling policy was behind."""
         ...
 
 

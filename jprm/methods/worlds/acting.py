@@ -149,7 +149,7 @@ class WorldPolicy:
         return messages_of_steps(tree, self.opening(tree.problem))[0]
 
     def opening(self, problem: str) -> tuple[Message, ...]:
-        """Returns the messages before the first turn."""
+        """Returns the messages before the first turn. Raises OSError if the environment cannot begin."""
         prefix = Prefix(problem)
         if prefix not in self._known:
             self._reach([prefix])
@@ -159,7 +159,7 @@ class WorldPolicy:
         return episode.messages
 
     def finished(self, problem: str, steps: Sequence[str]) -> tuple[str | None, bool | None]:
-        """Returns an episode's final answer, and whether it is correct, if it ended."""
+        """Returns the final answer, if any, and whether the outcome is 1: None before the episode's end."""
         outcome = outcome_in(steps)
         answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
         return answer, None if outcome is None else outcome >= 1
@@ -228,8 +228,8 @@ def load_acting(policy: str | os.PathLike, environment: str, turns: int, **optio
 def label_replayed(environment: str, input: str | os.PathLike, output: str | os.PathLike) -> dict[str, int]:
     """Replays turns from a file's trajectories, and writes the environment's outcomes.
 
-    A trajectory that did not end has outcome 0. If its turns cannot be replayed, or the answers differ from the
-    recorded ones, it is left out and counted.
+    A trajectory that did not end has outcome 0. If its turns cannot be replayed (`lost`) or get other answers (`answers
+    differ`), it is left out. Returns these counts, `trajectories` (all), and `solved` (outcome 1).
     """
     world = World(environment)
     check_output(output, input)

@@ -120,7 +120,7 @@ class Place:
 
 
 class World:
-    """Runs many episodes in one environment."""
+    """Runs many episodes in one environment. A failed or late call ends its episode, with `error`."""
 
     def __init__(
         self, environment: str | Environment, *, at_once: int = 16, seconds: float = 30.0, processes: bool = False,
@@ -173,7 +173,7 @@ class World:
         return [episode if episode.done else next(after) for episode in episodes]
 
     def replay(self, records: Sequence[Record], turns: Sequence[Sequence[Message]]) -> list[Episode]:
-        """Returns each task's position after the assistant messages `turns`, played from the beginning."""
+        """Returns each task's position after the assistant messages `turns`; turns after its end are ignored."""
         episodes = self.start(records)
         for number in range(max(map(len, turns), default=0)):
             going = [number < len(played) for played in turns]

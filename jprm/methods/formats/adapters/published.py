@@ -371,7 +371,7 @@ def named(adapter: str) -> Adapter:
 
 
 def recognise(folder: pathlib.Path) -> Adapter:
-    """Returns the adapter of a folder: its own `adapter.json`, or the first published one with matching signs."""
+    """Returns a folder's `adapter.json`, or the first published adapter whose signs match; else raises ValueError."""
     if (folder / FILE).is_file():
         return read(folder / FILE)
     lora = kind_of(folder) == "peft"
