@@ -41,7 +41,7 @@ class Act(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """Tree `index` of a pool, assigned to an annotator. `again`: repeated. `finish`: in `REASONS`, or None while open."""
+    """Tree `index` of a pool, assigned to an annotator. `again`: repeated. `finish`: a `Reason`, or None while open."""
 
     id: str
     annotator: str

@@ -193,14 +193,14 @@ class RLExperiment:
     lora: LoraConfig = LoraConfig()
     reference: bool = True
     engine: EngineConfig | None = None
-    evaluate_every: int = 10
-    evaluate_samples: int = 4
+    evaluate_every: int = 10  # updates
+    evaluate_samples: int = 4  # per held-out problem
     mesh: MeshConfig = MeshConfig()
     seed: int = 0
     checkpoint_every: int = 10
-    keep: int = 2
-    stall_seconds: int = 300
-    trackers: tuple[str, ...] = ()
+    keep: int = 2  # newest checkpoints kept
+    stall_seconds: int = 300  # as in `jprm.experiment.Experiment`; 0: never
+    trackers: tuple[str, ...] = ()  # as in `jprm.experiment.Experiment`
 
     def __post_init__(self):
         for field in ("objective_options", "model"):

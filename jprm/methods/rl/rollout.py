@@ -428,7 +428,7 @@ def _proxies(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
-    """Returns the 3 incorrect chains that the PRM rates highest, or without a PRM the first ones; adds `right_working`."""
+    """Returns the 3 incorrect chains that the PRM rates highest (without one, the first), with `right_working`."""
     rows = []
     for group, right in zip(groups, verdicts, strict=True):
         for i, sample in enumerate(group.samples):

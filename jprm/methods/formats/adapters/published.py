@@ -371,7 +371,7 @@ def named(adapter: str) -> Adapter:
 
 
 def recognise(folder: pathlib.Path) -> Adapter:
-    """Returns a folder's `adapter.json`, or the first published adapter whose signs match; else raises ValueError."""
+    """Returns a folder's `adapter.json`, or the first published adapter that fits its signs; else raises ValueError."""
     if (folder / FILE).is_file():
         return read(folder / FILE)
     lora = kind_of(folder) == "peft"
