@@ -54,7 +54,7 @@ FLUSH_SECONDS = 1.0
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
     """Labels a file with Monte Carlo values; returns counts.
 
-    `trees`, `labels`, this call's `rollouts` and the `failed` ones among them, and `tokens` of all stored rollouts.
+    `trees`, `labels`, this call's successful `rollouts` and `failed` ones, and `tokens` of all stored rollouts.
     """
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")  # the environment rewards its own episodes
