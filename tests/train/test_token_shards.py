@@ -82,7 +82,7 @@ def layout_of(experiment):
 def streams(experiment, count, indices=None):
     layout = layout_of(experiment)
     indices = range(count) if indices is None else indices
-    parts = {k: _batches(experiment, _sources(experiment, experiment.data.train, layout), stream=(k, count))
+    parts = {k: _batches(experiment, _sources(experiment, experiment.data.train, layout), once=False, stream=(k, count))
              for k in indices}  # fmt: skip
     return Streams(parts, count, experiment.data.micro_rows)
 
@@ -320,7 +320,9 @@ def test_training_takes_shards_and_another_experiment_is_refused(world):
     refused(ValueError, "supervise", own_batches, outcomes, outcomes.data.train, mesh, tokenizer)
     both = experiment_on(plain, folder / "tokens", folder / "train.jsonl")
     refused(ValueError, r"train\.jsonl|tokens", _sources, both, (str(folder / "tokens"), "x"), layout_of(plain))
-    assert list(_batches(experiment, _sources(experiment, [str(folder / "more")], layout_of(plain)), once=True))
+    assert list(
+        _batches(experiment, _sources(experiment, [str(folder / "more")], layout_of(plain)), once=True, stream=(0, 1))
+    )
     base = dict(train=("a", "b"), supervise="step", too_long="error")
     for changes in (dict(mixture=(1.0,)), dict(cache_gb=0.0)):
         refused(ValueError, rf"data\.{min(changes)}", DataConfig, **base, **changes)
@@ -404,7 +406,7 @@ def batches(files, layout, cache, count=1, **options):
     experiment = tiny.experiment(Path(files[0]).parent)
     config = dataclasses.replace(experiment.data, cache=str(cache), **options)
     experiment = dataclasses.replace(experiment, data=config)
-    batches = iter(_batches(experiment, _sources(experiment, files, layout)))
+    batches = iter(_batches(experiment, _sources(experiment, files, layout), once=False, stream=(0, 1)))
     return batches, [next(batches) for _ in range(count)]
 
 
