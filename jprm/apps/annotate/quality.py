@@ -29,7 +29,7 @@ def tasks_of(folder: str | os.PathLike) -> Tasks:
 
 
 def labellings(tasks: Tasks) -> dict[int, list[Task]]:
-    """Returns the finished tasks by labelled tree of work: one per annotator, without repetitions."""
+    """Returns the finished work tasks by their tree's index: one per annotator, without repetitions."""
     by_tree: dict[int, list[Task]] = collections.defaultdict(list)
     for task in tasks.by_id.values():
         if task.pool == "work" and task.finish and not task.again:

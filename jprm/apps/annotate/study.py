@@ -70,8 +70,8 @@ def create(
 ) -> None:
     """Writes a study's folder atomically.
 
-    Raises ValueError if the folder exists. Raises RecordError for a bad record, for one in `gold` or `screening`
-    without labels, and, in an anchoring study, for one without scores or with alternatives.
+    Raises ValueError if the folder exists or no annotator is named; RecordError for a bad record, for one in `gold` or
+    `screening` without labels, and, in an anchoring study, for one without scores or with alternatives.
     """
     if os.path.lexists(folder):
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
@@ -138,7 +138,7 @@ Alternatives = Sequence[Sequence[int]]
 
 
 def alternatives_of(tree: ReasoningTree) -> list[list[int]]:
-    """Returns the alternatives after the problem and after every node."""
+    """Returns the node indices of the alternatives after the problem (first), then after every node."""
     after: list[list[int]] = [[] for _ in range(len(tree.nodes) + 1)]
     for i, node in enumerate(tree.nodes):
         after[node.parent + 1].append(i)

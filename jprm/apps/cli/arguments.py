@@ -368,7 +368,7 @@ def of_inputs(message: str) -> str:
 
 
 def first_records(path: Any, limit: int, folder: str) -> Place:
-    """Copies the first `limit` records of a file, table or prepared folder into `folder`; returns the copy."""
+    """Copies the first `limit` records (at least 1) of a file, table or prepared folder into `folder`; returns it."""
     from jprm.methods.data.reader import read_items
 
     if limit < 1:
@@ -415,7 +415,7 @@ def check_judge(model: str, options: Mapping[str, Any]) -> None:
 
 
 def scorer_of(model: str, **options: Any) -> Any:
-    """Loads a judge's JSON file, or a model with `options` of `jprm.load`."""
+    """Loads a judge's JSON file, or a model with `options` of `jprm.load`, which a judge refuses (ValueError)."""
     check_judge(model, options)
     if is_judge(model):
         from jprm.methods.judge.load import load_judge

@@ -179,11 +179,10 @@ class UnknownTrips(ValueError):
 
 
 def trips(module: Module, computation: Computation, loop: Instruction) -> int:
-    """Returns how often a loop's body runs: from XLA's annotation, or from a counter with constant bounds and
-    steps.
+    """Returns how often a loop's body runs, by XLA's annotation or a counter with constant bounds and steps.
 
     A loop whose trips depend on the rows names a `jax.named_scope`, `expected_turns_N`: its trips if one chain fills a
-    row.
+    row. Raises UnknownTrips if there is no such information.
     """
     known = re.search(r'"?known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text)
     if known:

@@ -202,7 +202,7 @@ class Memory:
 
 
 def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> tuple[Memory, str | None]:
-    """Compiles; returns memory and HLO text. The text is None if the program does not fit the chip."""
+    """Compiles; returns memory, and HLO text if the program fits, else None. Raises RuntimeError for other failures."""
     with jax.set_mesh(mesh):
         lowered = function.lower(*args)
         try:

@@ -159,7 +159,9 @@ def _shapes(chip: Chip) -> dict[int, str]:
 
 
 def find(name: str, slices: int = 1) -> Topology:
-    """Finds a slice by name, e.g. `v5p-128`. Raises ValueError, listing the names, if it is unknown."""
+    """Finds a slice by name, e.g. `v5p-128`. Raises ValueError if it is unknown, with the names, or `slices` is below
+    1.
+    """
     kind, _, count = name.lower().replace("v5litepod", "v5e").partition("-")
     chip, known = CHIPS.get(kind), names()
     if chip is None or f"{kind}-{count}" not in known[kind]:

@@ -39,7 +39,7 @@ def files_of(path: str | os.PathLike) -> list[str]:
 def collect_scored(paths: Sequence[str | os.PathLike]) -> tuple[Page, list[str]]:
     """Returns the page of scored files, and sentences that describe them.
 
-    Raises ValueError if a file has no scores, or two files have scores on different scales.
+    Raises ValueError if a file has no record or no scores, or two files have scores on different scales.
     """
     files = list(dict.fromkeys(file for path in paths for file in files_of(path)))
     scales = {file: stored_scale(file) for file in files}

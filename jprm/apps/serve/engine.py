@@ -211,9 +211,7 @@ class Engine:
         return 0
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns the tokens of the trees, at least two per step.
-
-        Rows have one step slot per two tokens.
+        """Returns the tokens of the trees, at least two per step, because rows have one step slot per two tokens.
 
         Common prefixes of steps count once, unless the trees are scored `alone`.
 
@@ -260,7 +258,7 @@ class Engine:
     ) -> concurrent.futures.Future[tuple[Outputs, int]]:
         """Returns a future of (named outputs, tokens reused from the caller's earlier trees).
 
-        If there is no cache, or the tree is larger than it, everything is computed.
+        A tree of messages, or one larger than the cache, is computed whole; so is every tree if there is no cache.
         """
         if tree.of_messages:  # the chat template reads a whole path: no prefix is cached
             return self.run(lambda: (self._outputs(self.prm.prepare([tree], self.programs.row))[0], 0), tokens)
@@ -577,7 +575,7 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
 def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
     """Merges trees with the same problem; also returns each step's node in the merged tree.
 
-    Common step prefixes are shared.
+    Common step prefixes are shared. There must be at least one tree.
     """
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}

@@ -356,7 +356,7 @@ class LiveTrees:
         return handles, score_P
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees these handles' slots unless a live descendant needs them; they cannot be extended again."""
+        """Frees these handles' slots unless a live descendant needs them; unknown handles are ignored."""
         for handle in handles:
             if handle not in self._nodes:
                 continue

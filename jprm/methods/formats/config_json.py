@@ -240,7 +240,7 @@ class Fields:
         return float(value)
 
     def cap(self, name: str) -> float:
-        """Returns 0 if the field is null or absent."""
+        """Returns a positive number, or 0 if the field is null or absent. Raises ValueError."""
         return self.number(name) if self.has(name) else 0.0
 
     def nested(self, name: str) -> Fields:

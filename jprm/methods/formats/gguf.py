@@ -432,9 +432,7 @@ def _joined(*stamps: tuple[str, int, int]) -> GGUF:
 
 
 def packaged(package: str, name: str) -> pathlib.Path:
-    """Returns the path of a file in an installed package without importing the package, whose imports may be
-    missing.
-    """
+    """Returns a file's path in a package, without importing it. Raises FileNotFoundError if it is not installed."""
     module = importlib.util.find_spec(package)
     path = pathlib.Path(module.origin).parent / name if module and module.origin else None
     if path is None or not path.is_file():

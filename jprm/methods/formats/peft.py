@@ -166,7 +166,7 @@ def base_of(folder: str | os.PathLike, base: Given = "") -> pathlib.Path:
     """Returns the folder of the LoRA's base model: `base`, or the name in adapter_config.json.
 
     A relative name is looked up in the LoRA's folder, then in the working directory, and never downloaded. Raises
-    FileNotFoundError if it is in neither.
+    FileNotFoundError if it is in neither, ValueError if there is no name or the folder is no Hugging Face model's.
     """
     path = pathlib.Path(folder) / CONFIG
     name = os.fspath(local_copy(place_of(base))) if base else read_json(path).get("base_model_name_or_path")

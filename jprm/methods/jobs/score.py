@@ -174,7 +174,7 @@ def write_scores(
     mapped: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     speed: Speed | None = None,
 ) -> int:
-    """Writes scored records to `output`; returns the number that an earlier, interrupted call had written.
+    """Writes scored records to `output`; returns the number that an earlier call had written.
 
     A call with the same request resumes after the last complete chunk. A finished `output` stays, except that a judge
     is asked again about turns without a score. Every process must call this: each scores its chunks, and process 0
@@ -258,7 +258,8 @@ def scored_lines(
 
     Each process computes its chunks on its own devices, so the model must fit on the devices of one process. Chunks are
     packed as in a single process, so the scores are bit-identical. The chunks of a round are neighbours, so the written
-    part is always a prefix. `speed` counts a PRM's work in a single process only.
+    part is always a prefix. `speed` counts a PRM's work in a single process only. A `Scorer` must run in a
+    single process (else ValueError).
     """
     if jax.process_count() == 1:
         yield from prm.score_many(records, speed) if isinstance(prm, PRM) else prm.score_many(records)

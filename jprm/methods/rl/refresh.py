@@ -93,7 +93,7 @@ def labelled(
 
 
 def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Returns pool records with the groups' chains and their outcomes, for an outcome model or an implicit PRM."""
+    """Returns pool records with the groups' chains, except blank ones, and their outcomes (`correct`: reward 1)."""
     records = []
     for group in groups:
         pairs = [(sample, bool(reward >= 1)) for sample, reward in zip(group.samples, group.reward_G, strict=True)]

@@ -92,7 +92,7 @@ def _arrays(scores: Sequence[Sequence[float]] | None) -> list[Float[np.ndarray, 
 def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = False) -> list[dict[str, Any]]:
     """Returns the problems' records, with the fields that the verifier needs, and `steps` if `solved`.
 
-    Raises RecordError if they are missing, or a problem occurs twice.
+    Raises RecordError if they are missing, or a problem occurs twice; ValueError if there is no problem.
     """
     records: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -354,11 +354,11 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
     gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
-        incorrect chains only.
+        incorrect chains only. Both are absent without a PRM.
     working: fraction of chains with right working; `right_with_wrong_working`: fraction of correct chains with wrong
         working.
-    disagreement: mean distance between the two PRMs' scores of a step; `second`: the second one's `proxy`.
-    tokens, steps: per chain. blank, truncated: fractions of chains.
+    disagreement: mean distance between the two PRMs' scores of a step; `second`: the second one's `proxy`, if any.
+    tokens, steps: per chain. blank, truncated: fractions of chains. `examples`: as the function returns them.
     """
     correct_PN = np.array([group.correct_G for group in groups])
     problems = np.arange(len(groups))

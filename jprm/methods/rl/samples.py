@@ -418,7 +418,7 @@ def of_chains(
 def of_steps(
     prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
-    """Returns the next steps after every sequence of steps, by depth. A chain without steps is one step."""
+    """Returns the next steps after each prefix, by depth: right if in a right chain. A chain without steps is one."""
     reached: dict[Ids, dict[Ids, bool]] = {}
     for rollout, reward in zip(samples, reward_G, strict=True):
         stops = rollout.step_stop or (len(rollout.ids),)
@@ -439,8 +439,8 @@ def of_steps(
 def preference_trees(name: str, pair: Alternatives, tokens: int) -> Iterator[TokenTree]:
     """Yields trees with at most `tokens` tokens in which every right continuation meets every wrong one once.
 
-    The label of a chain is 1 if it is right, else 0. If they do not all fit one tree, the longer side is halved. A pair
-    that does not fit is a tree of its own, which the packer refuses.
+    There is no tree if a side is empty. The label of a chain is 1 if it is right, else 0. If they do not all fit one
+    tree, the longer side is halved. A pair that does not fit is a tree of its own, which the packer refuses.
     """
     if not pair.right or not pair.wrong:
         return
