@@ -122,7 +122,11 @@ class Problem:
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-_CHAINS = ("steps", "samples", "nodes", "labels", "scores", "completions", "semantics", "search")
+_CHAINS = frozenset(
+    "steps samples nodes labels scores completions semantics search correct outputs judge empty_samples"
+    " failed_samples".split()
+)
+"""Keys about a record's earlier chains, which must not pass for those that are sampled next."""
 
 
 def read_problems(
@@ -130,7 +134,7 @@ def read_problems(
 ) -> Iterator[tuple[bytes, Problem]]:
     """Yields (line, problem) from a file or prepared folder of records with `problem` and optionally `answer`.
 
-    Other keys are kept, except a chain's, e.g. `steps`.
+    Other keys are kept, except those about earlier chains, e.g. `steps` and `empty_samples`.
 
     Raises:
       RecordError: a record is bad, e.g. has a system message, and on_error='stop'. 'skip' sends the line to `rejects`.
@@ -158,5 +162,5 @@ def read_problems(
         except RecordError as error:
             reject(line, error)
         else:
-            extra = {key: value for key, value in entry.items() if key not in (*known, *_CHAINS)}
+            extra = {key: value for key, value in entry.items() if key not in known and key not in _CHAINS}
             yield line, Problem(tree.problem, tree.answer, extra)

@@ -333,6 +333,21 @@ def test_a_table_of_problems_is_read_by_samplers(tmp_path):
     assert [(problem.text, problem.answer) for problem in problems] == [("p", 3), ("r", 4)]
 
 
+def test_problems_of_earlier_pools_keep_only_keys_about_the_problem(tmp_path):
+    about = {"id": "a", "level": 3, "tests": ["assert f()"]}
+    earlier = {
+        "samples": [],
+        "empty_samples": 2,
+        "failed_samples": 1,
+        "judge": {"tokens": 7},
+        "search": {"chosen": None},
+    }
+    chain = {"steps": ["x"], "labels": [1], "correct": False, "outputs": {"low": [0.5]}, "scores": [0.5]}
+    records = [{"problem": "p", "answer": "3", **about, **earlier}, {"problem": "q", "level": 1, **chain}]
+    problems = [problem for _, problem in read_problems(written(tmp_path, *records))]
+    assert [(problem.answer, problem.extra) for problem in problems] == [("3", about), (None, {"level": 1})]
+
+
 def test_other_columns_stay_in_the_record(tmp_path):
     item = {"q": "p", "t": [{"text": "a", "label": 1, "by": "x"}], "id": "x7", "annotator": "ana", "answer": "long",
             "scores": [1]}  # fmt: skip
