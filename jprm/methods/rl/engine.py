@@ -355,7 +355,7 @@ class RemoteSampler(Sampler):
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
-        """Like `Sampler.draw`, for whole chains."""
+        """Like `Sampler.draw`, for whole chains. Raises NotImplementedError unless `until` is `end`."""
         if until != "end":
             raise NotImplementedError("an engine samples whole chains: until='end'")
         jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]

@@ -293,9 +293,7 @@ def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
 
 
 def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[ReasoningTree, list[int]]:
-    """Converts a tree of such steps, after the `opening` messages, to a message tree; returns it and each step's turn
-    node.
-    """
+    """Inverts `steps_of_messages`, after the `opening` messages; returns the message tree and each step's turn node."""
     nodes = [_node(message, i - 1) for i, message in enumerate(opening)]
     first, ends, turns = len(nodes) - 1, [], []
     for step in tree.nodes:

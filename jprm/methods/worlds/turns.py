@@ -85,7 +85,7 @@ class Conversations:
     def draw(
         self, branches: Sequence[Branch], numbers: Sequence[Sequence[int]], stream: tuple[int, ...] = ()
     ) -> list[list[tuple[Drawn, Branch]]]:
-        """Samples a turn after each branch for each number; returns the turn and the extended branch.
+        """Samples a turn for each branch and each of its numbers; returns turns and the extended branches.
 
         A turn depends only on the parameters, the ids before it, its number and the stream. Equal branches are computed
         once.
