@@ -157,7 +157,7 @@ def _name(kind: Any) -> str:
 
 
 def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
-    """Returns the path of a model; a Hub address `hf://OWNER/NAME@REVISION` is downloaded (or only its files `names`).
+    """Returns the path of a model; a Hub address `hf://OWNER/NAME[@REVISION]` is downloaded (or its files `names`).
 
     A `Found` name from a file jprm did not write downloads nothing: it may only lead to this machine or the file's own
     bucket. Raises ValueError, or OSError if the Hub lacks the model or is unreachable.
@@ -276,7 +276,7 @@ def _unasked() -> str | None:
 
 
 def run(path: str, text: str) -> dict[str, Any]:
-    """Executes the text of a Python file as a module and returns its globals."""
+    """Executes a file's text as a new module in `sys.modules`; returns its globals. `sys.path` stays as it is."""
     digest = hashlib.sha256(f"{path}\n{text}".encode()).hexdigest()[:16]  # two files may share a stem
     spec = importlib.machinery.ModuleSpec(f"jprm_own_{pathlib.Path(path).stem}_{digest}", loader=None)
     module = importlib.util.module_from_spec(spec)

@@ -438,7 +438,7 @@ def random_trees(experiment: Experiment, count: int = 3, nodes: int = 6) -> list
 
 
 def byte_tokenizer(folder: pathlib.Path) -> None:
-    """Writes a tokenizer with one token per byte, whose zero byte ends a text."""
+    """Writes a tokenizer with one token per byte to an existing folder. Byte 0 ends a text; ids are not byte values."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -521,7 +521,7 @@ class TemplateLayout:
         return frozenset({"{bos}"} | {name for name, i in self.ids.items() if self.tokenizer.token_id(name) == i})
 
     def encode(self, text: str, joined: bool) -> list[int]:
-        """Returns the text's ids. A `joined` text continues another one, without SentencePiece's word start."""
+        """Returns ids, with no word start if `joined` to another; ValueError if all of `_ANCHORS` merge with it."""
         if not text or not joined or not self._word_start:
             return self.tokenizer.encode(text) if text else []
         for anchor in _ANCHORS:

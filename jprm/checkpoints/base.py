@@ -30,7 +30,7 @@ from jprm.options import place_of
 def model_config(path: Given | Found, **changes) -> ModelConfig:
     """Returns a base's config with `changes` (e.g. layers); the head is the default one unless they set another.
 
-    Raises FileNotFoundError or ValueError if there is no model, or jprm cannot compute it.
+    Raises FileNotFoundError or ValueError if there is no model, or jprm cannot compute it; OSError as `place_of`.
     """
     module, place = _opened(path)
     if module is None:

@@ -232,7 +232,7 @@ class FolderLock:
         self._beating: threading.Thread | None = None
 
     def attempt(self) -> bool:
-        """Tries to take the folder; returns whether it succeeded. May wait one beat for another machine's holder.
+        """Tries to take the folder. False means to call again. May wait one beat for another machine's holder.
 
         Raises:
           ValueError: another run is training in it.

@@ -183,7 +183,7 @@ def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
 
 
 def write_json(path: str | os.PathLike, obj: Any) -> None:
-    """Writes `obj` as indented JSON, atomically. Raises ValueError for NaN and infinity, which JSON lacks."""
+    """Writes `obj` as indented JSON, atomically, and makes its folder. Raises ValueError for NaN and infinity."""
     atomic_write(path, json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
@@ -211,7 +211,7 @@ def digest(value: Any) -> str:
 
 
 def code_of(value: Any) -> dict[str, str]:
-    """Returns the files of user code in a value, as digests by name; {} for jprm's own parts."""
+    """Returns digests, by path, of the .py files of a value's parts: a user's or library's, not jprm's or Python's."""
     walk = _Walk()
     walk.as_json(value)
     return dict(sorted(walk.files.items()))

@@ -249,7 +249,7 @@ class PRM:
         """Compiles rows for chains up to `longest` tokens; returns the row lengths.
 
         Afterwards no chain with at most so many tokens, and half as many steps, compiles anything; nor do trees of such
-        chains prepared for rows with at most so many tokens.
+        chains prepared for rows with at most so many tokens. Raises MemoryError if a device cannot hold such rows.
         """
         lengths = row_lengths(longest)
         for tokens in lengths:

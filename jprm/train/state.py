@@ -89,7 +89,7 @@ class Metrics:
 
 
 def models(params: dict[str, Any], reference: dict[str, Any], config: ObjectiveConfig) -> dict[str, Any]:
-    """Returns the `params` argument for an objective: the model with adapters merged, and the reference, if any."""
+    """Returns an objective's `params`: `model`, adapters merged; `reference` if used, its default decoder unadapted."""
     both = {"model": merge(params, config.lora)}
     if config.reference:
         decoder = {} if "decoder" in reference else {"decoder": without_adapters(params["decoder"])}

@@ -84,6 +84,11 @@ class Task:
 def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers: bool = False) -> Task:
     """Returns the task after an event. Raises Conflict if the event does not fit.
 
+    `after` are the whole tree's alternatives (`alternatives_of`). An event has its `time`, and its `kind` with other
+    keys: `rate` (`step`, `rating`, `seconds`), `choose` (`step`, `seconds`), `write` (`text`), `finish` (`reason`),
+    `flag` (`on`), `comment` (`step`, `text`), or `undo`, whose `step` is the last one, -1 if there is none, or None to
+    undo the finish.
+
     Rating a step without alternatives also chooses it, unless it is wrong. With `recovers` (trajectories), the path may
     continue from a wrong step: the task ends if no step is left.
     """

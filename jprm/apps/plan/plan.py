@@ -92,7 +92,11 @@ def plan(
 
 
 def measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any]:
-    """Returns `program`, the work of a device in one run, and `bounds`, its minimum seconds."""
+    """Returns `program`, the work of a device in one run, and `bounds`, its minimum seconds.
+
+    `bounds` has `compute`, `hbm`, `interconnect` and `network` (see `Bounds`), the largest of them as `step`, its name
+    as `by`, and `expected`, its seconds at the fraction of peak published for the chip, None without one.
+    """
     bound = counts.bounds(program, topology)
     return {
         "program": {

@@ -89,7 +89,10 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
 
 
 def last_metrics(path: Place) -> dict[str, Any]:
-    """Returns the last value of every metric; {} if there are no metrics yet."""
+    """Returns the last value of every metric in a metrics.jsonl, `step` included; {} if the file is missing or empty.
+
+    Raises ValueError if it is damaged.
+    """
     last: dict[str, Any] = {}
     for line in lines_of(path):
         last |= line

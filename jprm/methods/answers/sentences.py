@@ -58,7 +58,10 @@ def conclusion(prose: Prose) -> Mark | None:
 
 
 def stated_value(prose: Prose, sentence: Span) -> str | None:
-    """Returns the stated value of a sentence (see the module docstring), if it has values."""
+    """Returns the stated value of a sentence (see the module docstring), None if it has no values that count.
+
+    The value is as written, without dollars and the like; of an equation it is the last side. It is not normalised.
+    """
     start, end = sentence
     text = prose.text[:end]
     items = [Value(v.start + start, v.end + start, v.text) for v in values(text[start:])]

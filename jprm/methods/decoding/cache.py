@@ -154,7 +154,10 @@ class Slots:
             return _past(self._pool.cache, *put_rows((path_RS, above_R), self.model.mesh))
 
     def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
-        """Stores each cache row's first keys and values in slots[row]."""
+        """Stores each cache row's first keys and values, as many as slots[row] has slots, but no hidden states.
+
+        So nothing can be read at these slots; other tokens can be computed after them.
+        """
         place_BN = np.full((len(slots), jax.tree.leaves(cache)[0].shape[-2]), self.size, np.int32)  # others: nowhere
         for b, slot in enumerate(slots):
             place_BN[b, : len(slot)] = slot

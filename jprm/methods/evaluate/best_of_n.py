@@ -141,7 +141,7 @@ def pools_of(
 
 
 def at_ends(curve_Pn: Float[np.ndarray, "P n"], size_P: Int[np.ndarray, " P"]) -> Float[np.ndarray, "P n"]:
-    """Returns a curve that is NaN except at n = 1 and at a pool size common to all."""
+    """Returns a curve that is NaN except at n = 1 and, if all pools have one size, at that size."""
     kept_Pn = np.full(curve_Pn.shape, np.nan)
     kept_Pn[:, 0] = curve_Pn[:, 0]
     if size_P.max() == curve_Pn.shape[1]:

@@ -151,7 +151,8 @@ def brier(score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], bin
     With n_b steps in bin b, mean score p_b, fraction right o_b, and overall fraction right o: reliability = sum n_b
     (p_b - o_b)^2 / N, resolution = sum n_b (o_b - o)^2 / N, uncertainty = o (1 - o). Scores that differ within a bin
     add `within_bin`, their variance minus twice their covariance with the labels, without which the identity is not
-    exact (Stephenson, Coelho & Jolliffe 2008, Weather and Forecasting 23, 752).
+    exact (Stephenson, Coelho & Jolliffe 2008, Weather and Forecasting 23, 752): brier = reliability - resolution +
+    uncertainty + within_bin. Equal scores share a bin, so there may be fewer bins than `bins`.
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
     if not len(score_N):

@@ -29,7 +29,11 @@ class Classes(NamedTuple):
 
 
 def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
-    """Collects the labelled steps. Raises ScoreError if `classes` is missing, empty or has an unknown output."""
+    """Collects the labelled steps. A record's `classes` has for each step an output's name, a list of names, or null.
+
+    Raises ScoreError if `classes` is missing, has another length or names an unknown output; NothingToMeasure, which
+    is one, if no step has a class.
+    """
     nodes, labels, problems = [], [], []
     for i, tree in enumerate(trees, start=1):
         classes = tree.extra.get("classes")

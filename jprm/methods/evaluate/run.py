@@ -57,7 +57,7 @@ class FileReader(NamedTuple):
 
     @property
     def request(self) -> dict[str, Any]:
-        """The settings that the records depend on, besides the file."""
+        """The settings that the records depend on, besides the file, with a digest of the reader's code."""
         return {"reader": self.name, **self.options, "reading": digest(self.reader)}
 
     def records(self, path: PathLike) -> list[dict[str, Any]]:

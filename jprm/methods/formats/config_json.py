@@ -127,7 +127,8 @@ def everywhere(layer: int) -> bool:
 def windows_of(slides: Callable[[Fields], Callable[[int], bool] | None]) -> Callable[[Fields, int], tuple[int, ...]]:
     """Returns `Family.windows`: if a file has no `layer_types`, a layer has a window if `slides(fields)(layer)`.
 
-    If `slides(fields)` is None, no layer has one.
+    If `slides(fields)` is None, no layer has one. A window is `sliding_window` tokens, and 0 is none.
+    The function raises ValueError if `layer_types` has an unknown kind or a wrong length, or contradicts the window.
     """
 
     def windows(fields: Fields, layers: int) -> tuple[int, ...]:
@@ -219,7 +220,7 @@ class Fields:
                 raise self.refuse(name, f"{value!r} is not supported; only {only} is{remedy}")
 
     def need(self, name: str, default: Any = None) -> Any:
-        """Returns a field or its default. Raises ValueError if both are absent or null."""
+        """Returns a field, or its default if it is absent or null. Raises ValueError if that is None."""
         value = self.fields.get(name) if self.has(name) else default
         if value is None:
             raise self.refuse(name, "is missing")
@@ -244,11 +245,14 @@ class Fields:
         return self.number(name) if self.has(name) else 0.0
 
     def nested(self, name: str) -> Fields:
-        """Returns the fields of an object inside, or no fields if it is null or absent."""
+        """Returns the fields of an object inside, or no fields if it is null, absent or empty.
+
+        Another value is not refused here: reading its fields raises AttributeError.
+        """
         return Fields(self.path, self.fields.get(name) or {}, f"{name}.")
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a field that must be true or false. Raises ValueError."""
+        """Returns a field that must be true or false, or the default if it is absent or null. Raises ValueError."""
         value = self.fields.get(name) if self.has(name) else default
         if type(value) is not bool:
             raise self.refuse(name, f"is {value!r}, and neither true nor false")

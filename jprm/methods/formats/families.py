@@ -116,7 +116,7 @@ def flagged(slides):
 
 
 def alternating(every: int):
-    """Returns a rule for `windows_of`: every n-th layer has no window."""
+    """Returns a rule for `windows_of`: the last of every n layers has no window, e.g. layers 3, 7, ... for n = 4."""
     return lambda fields: lambda layer: (layer + 1) % every > 0
 
 

@@ -142,7 +142,10 @@ def push(place: Place, repository: str) -> str:
 
 
 def pinned(experiment: T) -> T:
-    """Replaces Hub addresses in an experiment by their commits, so that the run is reproducible."""
+    """Replaces Hub addresses in an experiment's own fields by their commits, so that the run is reproducible.
+
+    Raises OSError if the Hub lacks one or is unreachable; offline, a branch is its last known commit.
+    """
     fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(cast(Any, experiment))}
     commits = {
         name: f"{HUB}{'@'.join(_resolved(text))}"

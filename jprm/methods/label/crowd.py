@@ -112,7 +112,8 @@ def correction(
 ) -> tuple[float, float]:
     """Fits a, b so that log-odds a + b z match K gold labels (0 or 1) of the steps `index_K`; z: present log-odds.
 
-    Gold labels have weight `weight_K`, by default 1. A prior favours a = 0 and b = 1.
+    Gold labels have weight `weight_K`, by default 1. A prior favours a = 0 and b = 1, the result without gold labels.
+    A probability of 0 or 1 has log-odds of `MOST` in size.
     """
     z_K = log_odds(probability_N[index_K])
     count_K = np.ones_like(z_K) if weight_K is None else weight_K

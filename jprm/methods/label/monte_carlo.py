@@ -511,8 +511,9 @@ def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps
 def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
     """Returns the states and first errors as a tree of values, with the source's problem, answer and other keys.
 
-    Each node is a step. Valued prefixes have their MC, `rollouts`, `right`, the Wilson interval and `visits`. A first
-    error that ends a rollout has value 0, and `correct` is false. Steps between states are unlabelled.
+    Each node is a step. Valued prefixes have their MC as `label`, `rollouts`, `right`, the Wilson interval as `low` and
+    `high`, and `visits`. A first error that ends a rollout has label 0, and `correct` is false. Steps between states
+    are unlabelled. The tree also has the problem's own MC as `value`, `searches`, and all `rollouts`.
     """
     index: dict[tuple[str, ...], int] = {(): -1}
     nodes: list[Node] = []

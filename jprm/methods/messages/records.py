@@ -214,7 +214,10 @@ def read_segment(record: Mapping[str, Any], where: str) -> str:
 
 
 def check_tools(tools: Any, where: str) -> None:
-    """Raises RecordError unless `tools` is absent or a list of schemas with names."""
+    """Raises RecordError unless `tools` is absent or a list of schemas with names.
+
+    The name is `function.name` or, in a schema without `function`, `name`. `where` is FILE:LINE, for the message.
+    """
     for i, tool in enumerate([] if tools is None else list_of(tools, where, "tools")):
         schema = object_of(tool, where, f"tools[{i}]", "Write its JSON schema.").get("function", tool)
         if not isinstance(schema, Mapping) or not isinstance(schema.get("name"), str) or not schema["name"]:

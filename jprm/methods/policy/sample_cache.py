@@ -70,7 +70,7 @@ class KeptPolicy:
 
     @property
     def tokens(self) -> int:
-        """Tokens in all stored samples of this policy: their total cost, including stopped runs."""
+        """Generated tokens in all stored samples of this policy: their total cost, including stopped runs."""
         return sum(sample.tokens for sample in self._kept.values())
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:

@@ -159,7 +159,11 @@ def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
 
 
 def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, Any]:
-    """Returns `value`, `low`, `high`, `better` for correct answers, `after` less `before`, paired by problem."""
+    """Returns `value`, `low`, `high`, `better` for the fraction of correct answers, `after` less `before`.
+
+    Both evaluations must have the same problems in one order, since they are paired by position. `low` and `high` are
+    the 95 % interval; `better` is the fraction of draws of problems with `after` ahead, ties half.
+    """
     difference_P1 = np.array(after["gold_P"])[:, None] - np.array(before["gold_P"])[:, None]
     problems = [str(i) for i in range(len(difference_P1))]
     interval = mean_differences(difference_P1, problems, seed).json()

@@ -261,7 +261,10 @@ def _after(chain: Begun, drawn: Drawn | None, by: int) -> Begun:
 
 
 def behind_T(rollout: Rollout, update: int) -> Int[np.ndarray, " T"]:
-    """Returns for every token by how many updates its policy was behind the one that learns from it."""
+    """Returns for every token by how many updates its policy was behind the one that learns from it.
+
+    It is 0 for the policy after `update` - 1. Empty without `rollout.drawn_by`.
+    """
     first = [index for index, _ in rollout.drawn_by]
     by = np.array([by for _, by in rollout.drawn_by])
     return update - 1 - np.repeat(by, np.diff([*first, len(rollout.ids)]))

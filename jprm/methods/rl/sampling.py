@@ -182,7 +182,10 @@ class Samples(Protocol):
         ...
 
     def begin(self, update: int, due: int) -> None:
-        """Starts sampling for the updates up to `due` that are not started, with the policy after `update` - 1."""
+        """Starts sampling for the updates up to `due` that are not started, with the policy after `update` - 1.
+
+        It may return only when some or all of the samples are drawn; `take` waits for the rest.
+        """
         ...
 
     def take(self, update: int) -> Ahead:

@@ -151,8 +151,8 @@ class GrowingTree:
         return (self.budget - self.spent) * (count / total if total else 1)
 
     def release(self, nodes: Iterable[int]) -> None:
-        """Declares that the method will not continue from these nodes. A later sample of the same step is a new
-        node."""
+        """Declares that the method will not continue from these nodes, which stay in the tree. A later sample of the
+        same step is a new node."""
         for node in nodes:
             self.released.append(node)
             self._child.pop((self.parent[node], self.text[node]), None)

@@ -183,7 +183,10 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def shares(counts: Mapping[str, Any]) -> str:
-    """Returns e.g. "61.2% correct, 3.0% cut off" from counts of `sample_file`; without `correct` if `unjudged`."""
+    """Returns e.g. "61.2% correct, 3.0% cut off" from counts of `sample_file`; without `correct` if `unjudged`.
+
+    They are fractions of all samples, 0.0% without any.
+    """
     samples = max(1, counts["samples"])
     parts = [] if counts.get("unjudged") else [f"{counts['correct'] / samples:.1%} correct"]
     return ", ".join([*parts, f"{counts['cut'] / samples:.1%} cut off"])

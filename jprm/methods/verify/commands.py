@@ -266,8 +266,8 @@ def _line(text: str) -> str:
 def verdicts_of(verdict: ChainVerdict, steps: int) -> list[Verdict]:
     """Returns a verdict per step: all correct if the chain is proved, else correct before a located error.
 
-    The step with the error is incorrect; later steps, and all if no step is located, are not checkable. An unsound
-    chain has no correct steps, since the checker did not run.
+    The step with the error is incorrect; later steps, and all if the chain is undecided or no step is located, are not
+    checkable. In an unsound chain the steps before the error are not checkable either, since the checker did not run.
     """
     if verdict.proved:
         return [Verdict(1, 1)] * steps

@@ -59,7 +59,8 @@ class _Open(NamedTuple):
 def blocks(text: str, inside: bool = False) -> list[Block]:
     """Returns the fenced blocks in order; for a Markdown block the blocks in it, unless already `inside` one.
 
-    An unclosed fence ends before the next one, or at the end of the text.
+    An unclosed fence ends before the next one, or at the end of the text. `kind` is PYTHON (0), PLAIN (1, no language)
+    or OTHER (2); no block is left out. [] without fences.
 
     >>> blocks("1. First:\\n   ~~~python\\n   x = 1\\n   ~~~\\nDone.")
     [Block(kind=0, code='x = 1')]
