@@ -110,8 +110,7 @@ def run_servers(
     """Runs two trusted commands in separate sandboxes, joined by a socket; its number is their last argument.
 
     Unlike programs, they may fork. A child must apply `rules()` before it runs untrusted code. `texts` are their
-    inputs.
-    `limits` apply to each process, `seconds` to both commands. The first is killed when the second ends.
+    inputs. `limits` apply to each process, `seconds` to both commands. The first is killed when the second ends.
 
     Raises OSError if there is no sandbox.
     """
