@@ -203,10 +203,13 @@ def group_numbers(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
 
 
 def numbered(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
-    """Returns each item's number among the sorted distinct groups."""
-    # Of objects: in an array of texts every one would take the longest one's memory.
-    items = groups if isinstance(groups, np.ndarray) else np.array(groups, object)
-    return np.unique(items, return_inverse=True)[1].reshape(-1)
+    """Returns each item's number among the distinct groups, sorted within their types, e.g. numbers before texts."""
+    if isinstance(groups, np.ndarray) and groups.dtype != object:
+        return np.unique(groups, return_inverse=True)[1].reshape(-1)
+    # Not by an array of texts, in which each would take the longest one's memory.
+    distinct = sorted(set(groups), key=lambda group: (type(group).__name__, group))
+    number_of = {group: number for number, group in enumerate(distinct)}
+    return np.array([number_of[group] for group in groups], int)
 
 
 def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:

@@ -98,6 +98,15 @@ def test_groups_are_numbered_in_order(groups):
     assert numbered([]).shape == (0,)
 
 
+@pytest.mark.parametrize("groups", [["b", 7, "a", "b", 7], [None, "q", None], ["1", 1, "1"], [(1, "a"), (0, "b")]])
+def test_groups_of_several_types_are_apart(groups):
+    wanted = [[a == b for b in groups] for a in groups]
+    for items in (groups, np.fromiter(groups, object, len(groups))):
+        number_N = numbered(items)
+        assert (number_N[:, None] == number_N).tolist() == wanted
+    assert bootstrap(lambda w: weighted_mean(np.arange(len(groups)) / 9, w), groups, seed=0).low >= 0
+
+
 def test_one_long_problem_does_not_lengthen_the_others():
     tracemalloc.start()
     try:
