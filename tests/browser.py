@@ -32,7 +32,7 @@ class Browser:
         options = {"binary": chromium, "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                                                 "--disable-dev-shm-usage", "--force-color-profile=srgb"]}  # fmt: skip
         wanted = {"alwaysMatch": {"goog:chromeOptions": options, "timeouts": {"script": 300_000, "pageLoad": 300_000},
-                                  "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}}  # fmt: skip
+                                  "goog:loggingPrefs": {"browser": "WARNING", "performance": "ALL"}}}  # fmt: skip
         session = self.call("POST", "/session", {"capabilities": wanted})["sessionId"]
         self.url += f"/session/{session}"
 
