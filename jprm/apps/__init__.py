@@ -8,7 +8,10 @@ from jprm.model import Dtype
 
 
 def one_of(choices: Any) -> Any:
-    """Returns the annotation of an option that takes one of a Literal's values or is left out."""
+    """Returns the tyro annotation for an optional option that takes one of a Literal's strings.
+
+    `choices` is the Literal type, e.g. `Literal["f32", "bf16"]`: `--help` shows `{f32,bf16}` and no default.
+    """
     return arg(metavar="{" + ",".join(get_args(choices)) + "}", help_behavior_hint="")
 
 

@@ -54,9 +54,15 @@ def serve(
     annotators: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serves the study in a folder until SIGTERM, and prints every annotator's address.
+    """Serves the study in a folder, blocking until SIGTERM; new `annotators` are added to its `study.json`.
 
-    Raises ValueError if the folder is not a study or is being served, or if the address is public and there is no key.
+    `say` gets one line per annotator's address, one for the study page, and one with counts. If JPRM_API_KEY is set, it
+    is the server's key, and each address ends in the annotator's own key. Events are appended to `events.jsonl` in the
+    folder.
+
+    Raises ValueError if the folder is not a study or is being served, an annotator's name is invalid, or the address is
+    public and there is no key; RecordError for a damaged record or line of events; OSError if the port is taken or a
+    file of the study is missing.
     """
     key = key_of(config)
     study = read(folder, annotators)
@@ -85,7 +91,13 @@ LONGEST_COMMENT = 2000
 def make_app(
     study: Study, log: EventLog, config: Listen, key: str | None = None, clock: Callable[[], float] = time.time
 ) -> Starlette:
-    """Builds the application. With a key, every annotator needs their own key (`key_of_annotator`)."""
+    """Builds the application on the study's stored events (`log.events`); starts no server.
+
+    With a `key`, each route under /v1/ needs a bearer key: `key_of_annotator` for an annotator's routes, `key_of_study`
+    for /v1/study. `clock` returns the seconds since 1970 that events are stamped with.
+
+    Raises Conflict if the stored events contradict each other.
+    """
 
     def expected(path: str) -> str | None:
         if key is None or not path.startswith("/v1/"):
@@ -115,12 +127,12 @@ def make_app(
 
 
 def key_of_annotator(key: str, annotator: str) -> str:
-    """Derives an annotator's key from the server's key, without revealing it."""
+    """Derives an annotator's key, 32 hex digits, from the server's key, without revealing it."""
     return hmac.new(key.encode(), f"annotator {annotator}".encode(), "sha256").hexdigest()[:32]
 
 
 def key_of_study(key: str) -> str:
-    """Derives the key of the study's page, which shows label quality and is hidden from annotators."""
+    """Derives the key, 32 hex digits, of the study's page, which shows label quality and is hidden from annotators."""
     return hmac.new(key.encode(), b"study", "sha256").hexdigest()[:32]
 
 
@@ -144,9 +156,15 @@ async def _study(request: Request) -> Response:
 def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
     """Returns the page's data for a task: the texts, and the annotator's own input.
 
-    `after` has the alternatives after the problem and after every step, in a random order per annotator, because the
-    record's order may reflect a model. `around` has the messages around each turn of a trajectory, and `tools` its
-    tools.
+    - `task`: its id. `problem`: a text. `steps`: the text of every node to rate; steps are 0-based indices into it.
+    - `after`: lists of alternatives (steps), after the problem and after every step, in a random order per annotator,
+      because the record's order may reflect a model.
+    - `acts`: [step, rating] pairs, in order; the rating is -1, 0 or 1, or null for a choice. `finish`: a `Reason` or
+      null.
+    - `flagged`: a boolean. `comments`: [{"step", "text"}, ...]. `written`: the annotator's own step, or "".
+    - `scores`: one per step, with two decimals; only if the task shows scores (`Tasks.anchored`).
+    - `around`: the messages around each turn (`jprm.apps.web.around`), and `tools` (`tool_texts`); only for
+      trajectories.
     """
     whole = tasks.study.trees[task.pool][task.index]
     tree, names = tasks.tree(task), (tasks.study.config.seed, "order", task.annotator, task.pool, task.index)
@@ -168,7 +186,7 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
 
 
 def tool_texts(tree: ReasoningTree) -> list[tuple[str, str]]:
-    """Returns each tool's name and schema in a message tree."""
+    """Returns each tool's (name, JSON schema as indented text) in a message tree; [] without tools."""
     schemas = [tool.get("function", tool) for tool in tree.tools]
     return [(schema["name"], json.dumps(schema, ensure_ascii=False, indent=1)) for schema in schemas]
 
@@ -259,7 +277,14 @@ FIELDS = {
 
 
 def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str, Any]:
-    """Validates a client's event for storage. Raises Refusal with the field that is unknown, absent or wrong."""
+    """Validates a client's event for storage.
+
+    Returns a new dict: `uuid`, `kind`, `annotator`, `task`, the kind's fields (`FIELDS`; an absent `step` is None), and
+    `time`, which is `now`. Seconds are rounded to milliseconds, texts stripped. Whether task and step exist is not
+    checked.
+
+    Raises Refusal (400) with the field that is unknown, absent or wrong.
+    """
     asked = read_request(EventRequest, body)
     if asked.kind not in FIELDS:
         raise Refusal(400, f"kind is one of {', '.join(FIELDS)}", "kind")

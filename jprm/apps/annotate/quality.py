@@ -23,13 +23,21 @@ from jprm.tree import NONE, Node, ReasoningTree, as_tree, record_of, with_labels
 
 
 def tasks_of(folder: str | os.PathLike) -> Tasks:
-    """Returns a study's current tasks, even while it is served. Raises ValueError if the folder is not a study."""
+    """Returns a study's current tasks, even while it is served.
+
+    Raises ValueError if the folder is not a study, Conflict (a ValueError) if its events contradict each other,
+    RecordError for a damaged record or event.
+    """
     about = study.read(folder)
     return Tasks(about, study.events_in(about.events))
 
 
 def labellings(tasks: Tasks) -> dict[int, list[Task]]:
-    """Returns the finished work tasks by their tree's index: one per annotator, without repetitions."""
+    """Returns the finished work tasks by their tree's 0-based index, in rising order; {} if there are none yet.
+
+    Each list has one task per annotator, in order of opening, without repetitions. Skipped and given-up tasks are
+    included (`Task.finish`).
+    """
     by_tree: dict[int, list[Task]] = collections.defaultdict(list)
     for task in tasks.by_id.values():
         if task.pool == "work" and task.finish and not task.again:
@@ -38,7 +46,21 @@ def labellings(tasks: Tasks) -> dict[int, list[Task]]:
 
 
 def figures(tasks: Tasks) -> dict[str, Any]:
-    """Returns the report: `tasks`, `agreement`, `annotators` by name, `anchoring`. Figures without data are null."""
+    """Returns the report as JSON data. Figures without data are null.
+
+    A figure is `{"value", "low", "high"}` with a 95 % interval over tasks; a fraction also has `n`, a contrast
+    `better`.
+
+    - `tasks`: counts `in_study`, `labelled`, `labelled_twice`, `steps`.
+    - `agreement`: `steps` (with two ratings), `alpha` (ordinal), `wrong_or_not`, `chains`, `first_error`, and `apart`,
+      a list of disagreements: {"task": index, "first_error": {annotator: step or null}} or {"task", "wrong": {step:
+      {annotator: bool}}}.
+    - `annotators`: by name, counts `tasks`, `finish` ({reason: count}), `flagged`, `steps`; `minutes`, and the medians
+      `seconds_a_step` and `seconds_a_task`; `screening` (`Tasks.screening`); figures `gold` and `repeats`; `drift`,
+      null below 8 tasks, with figures `seconds_a_step` and `rated_wrong`.
+    - `anchoring`: null below 8 labellings with and 8 without scores; else counts `shown` and `hidden`, and contrasts
+      (shown minus hidden) `agreement`, `with_an_error`, `seconds_a_step`.
+    """
     seed, done = tasks.study.config.seed, labellings(tasks)
     names = tasks.study.config.annotators
     return {
@@ -56,10 +78,11 @@ STUCK_MINUTES = 30
 
 
 def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
-    """Returns each annotator's progress: `state`, and `minutes` since the last event (null before the first).
+    """Returns each annotator's progress by name: `state`, `minutes`, `on`. `now` is in seconds since 1970.
 
-    States: `not begun`, `screening failed`, `done` (no open task), `stuck` (`STUCK_MINUTES`), else `working`. `on` is
-    the last touched problem and step (from 1) in the open task, or null.
+    `state`: `not begun`, `screening failed`, `done` (no open task), `stuck` (`minutes` above `STUCK_MINUTES`), else
+    `working`. `minutes` since the last event; null before the first. `on`: {"problem": its first 200 characters,
+    "step": from 1} of the open task at work, or null without one.
     """
     state_of = {}
     for name in tasks.study.config.annotators:
@@ -227,7 +250,11 @@ def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any]
 
 
 def tables(report: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the report as sentences and a table of annotators, with their progress if it has `standing`."""
+    """Yields sentences, one table of annotators (a column each), and a closing sentence.
+
+    `report` is from `figures`; with a key `standing` (from `standing`) the table begins with the progress. Rows without
+    any entry are left out.
+    """
     tasks, agreement = report["tasks"], report["agreement"]
     yield (
         f"{tasks['labelled']:,} of {tasks['in_study']:,} tasks labelled, {tasks['labelled_twice']:,} of them twice:"
@@ -321,14 +348,19 @@ def export(
     without: Collection[str] = (),
     written: Written | None = None,
 ) -> dict[str, int]:
-    """Writes the labels of a study as chain and tree records with ratings; returns counts, e.g. of `steps`.
+    """Writes the labels of a study as chain and tree records with ratings (1, 0, -1), even while it is served.
 
     Skipped tasks and bad problems are left out. A task that an annotator gave up keeps the ratings until then. Gold
     tasks and repetitions are left out, as are labels of annotators in `without`. If an annotator wrote a step, the
-    record becomes a tree with this step as an alternative, labelled by `written`. If annotators of a task differ,
-    `disagreements` is `cut` (one record, without the disputed labels) or `each` (one record per annotator).
+    record becomes a tree with this step as an alternative: rated 1 if `written` is `positive`, else unlabelled. If
+    annotators of a task differ, `disagreements` is `cut` (one record, without the disputed labels and the steps after
+    them) or `each` (one record per annotator).
 
-    Raises ValueError if `written` is missing though steps were written, or if there are no labels yet.
+    `output` is replaced atomically. Returns counts: `tasks` (records), `steps` (labelled), and if above 0 `written` and
+    e.g. `left out: skip`.
+
+    Raises ValueError if the folder is not a study, `without` has an unknown name, `written` is missing though steps
+    were written, there are no labels yet, or `output` is a file of the study's events or not a plain file.
     """
     tasks = tasks_of(folder)
     check_output(output, tasks.study.events)

@@ -68,10 +68,14 @@ def create(
     screening: str | os.PathLike | None = None,
     guidelines: str | os.PathLike | None = None,
 ) -> None:
-    """Writes a study's folder atomically.
+    """Writes a study's folder atomically: `study.json`, `guidelines.txt`, and a file per pool, e.g. `gold.jsonl`.
 
-    Raises ValueError if the folder exists or no annotator is named; RecordError for a bad record, for one in `gold` or
-    `screening` without labels, and, in an anchoring study, for one without scores or with alternatives.
+    `work`, `gold` and `screening` are files of records (`items_in`, `known_items_in`); `guidelines` is a text file, by
+    default the packaged one.
+
+    Raises ValueError if the folder exists, no annotator is named, or an anchoring study has scores other than
+    probabilities; RecordError for a bad record, for one in `gold` or `screening` without labels, and, in an anchoring
+    study, for one without scores or with alternatives; FileNotFoundError for a missing file.
     """
     if os.path.lexists(folder):
         raise ValueError(f"{os.fspath(folder)}: is there already. Leave --input out to continue it, or name another")
@@ -101,9 +105,10 @@ def create(
 
 
 def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
-    """Reads the study in a folder; adds new `annotators` to it.
+    """Reads the study in a folder, with all its trees; adds new `annotators` to its `study.json`.
 
-    Raises ValueError, naming the file, if it is not a study; RecordError for a bad record.
+    Raises ValueError, naming the file, if it is not a study, is of a newer jprm, or a new name is invalid; RecordError
+    for a bad record; FileNotFoundError if a file other than `study.json` is missing.
     """
     folder = pathlib.Path(folder)
     file = folder / "study.json"
@@ -128,7 +133,7 @@ def read(folder: str | os.PathLike, annotators: Sequence[str] = ()) -> Study:
 
 
 def chance(seed: int, *parts: Any) -> float:
-    """Returns a number in [0, 1) that depends only on the seed and the parts."""
+    """Returns a number in [0, 1) that depends only on the seed and the parts, which must be JSON values."""
     digest = hashlib.sha256(json.dumps([seed, *parts]).encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
@@ -138,7 +143,11 @@ Alternatives = Sequence[Sequence[int]]
 
 
 def alternatives_of(tree: ReasoningTree) -> list[list[int]]:
-    """Returns the node indices of the alternatives after the problem (first), then after every node."""
+    """Returns the node indices of the alternatives after the problem (at 0), then after node i (at i + 1), in rising
+    order.
+
+    A leaf's list is empty.
+    """
     after: list[list[int]] = [[] for _ in range(len(tree.nodes) + 1)]
     for i, node in enumerate(tree.nodes):
         after[node.parent + 1].append(i)
@@ -146,12 +155,13 @@ def alternatives_of(tree: ReasoningTree) -> list[list[int]]:
 
 
 def is_chain(tree: ReasoningTree) -> bool:
-    """Whether no step has an alternative."""
+    """Whether no step has an alternative; true for a tree without nodes."""
     return all(node.parent == i - 1 for i, node in enumerate(tree.nodes))
 
 
 def rated_tree(tree: ReasoningTree) -> ReasoningTree:
-    """Returns the rated part of a tree: for a tree of messages, its steps (with their role); else all.
+    """Returns the rated part of a tree: for a tree of messages, a tree of its steps (with their role); else the tree
+    itself.
 
     Step i is the node `tree.steps[i]` in the message tree.
     """
@@ -167,16 +177,21 @@ def ends_at_error(tree: ReasoningTree) -> bool:
 
 
 def items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields a file's trees and trajectories, and every chain of its chains and pools.
+    """Yields a file's trees and trajectories, and every chain of its chains and pools as a tree of kind `chain`.
 
-    Raises RecordError for a bad record.
+    Equal alternatives of a tree are merged (`merged`). Reads lazily.
+
+    Raises RecordError for a bad record, FileNotFoundError or ValueError if the file is missing or no JSON Lines.
     """
     for tree in read_trees(path):
         yield from _items(tree)
 
 
 def known_items_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Like `items_in`, but also reads released benchmarks with step labels: ProcessBench, PRMBench, PRM800K."""
+    """Like `items_in`, but also reads released benchmarks with step labels: ProcessBench, PRMBench, PRM800K.
+
+    The first record's keys decide the format. Raises ValueError also if the file is empty.
+    """
     from jprm.methods.evaluate.run import format_of, source
 
     reader = source(format_of(path))
@@ -192,19 +207,23 @@ def _items(tree: ReasoningTree) -> Iterator[ReasoningTree]:
 
 
 def chains_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields each chain of a file's chains, pools and trees, and its trajectories. Raises RecordError for a bad record.
+    """Yields each chain of a file's chains, pools and trees, and its trajectories, lazily.
 
     A chain record keeps its other keys; a path of a pool or tree keeps only the problem's answer. Trajectories, and
     trees of them, are yielded whole.
+
+    Raises RecordError for a bad record, FileNotFoundError or ValueError if the file is missing or no JSON Lines.
     """
     for tree in read_trees(path):
         yield from [tree] if tree.of_messages else _chains(tree)
 
 
 def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
-    """Yields a file's chains, pools and trees as trees with at most `most` alternatives per step (`pruned`).
+    """Yields a file's chains, pools and trees as trees with at most `most` alternatives per step (`merged`, then
+    `pruned`).
 
-    Raises RecordError for a bad record or a trajectory, ValueError for one without scores.
+    Records without steps are left out. Raises RecordError for a bad record or a trajectory, ValueError for one without
+    scores or a file that is not JSON Lines, FileNotFoundError if it is missing.
     """
     for i, tree in enumerate(read_trees(path)):
         if tree.of_messages:
@@ -215,7 +234,10 @@ def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
 
 
 def merged(tree: ReasoningTree) -> ReasoningTree:
-    """Merges alternatives with equal text into one node; its fields come from the first one that has them."""
+    """Returns a tree with equal-text siblings merged into one node; chains and pools become trees first.
+
+    Label, score and correctness of a node come from the first sibling that has them, its other fields from the first.
+    """
     tree = as_tree(tree)
     nodes: list[Node] = []
     place, first = [-1], {}  # of the problem and every node; of every parent and text
@@ -233,9 +255,10 @@ def merged(tree: ReasoningTree) -> ReasoningTree:
 
 
 def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:
-    """Keeps the `most` most convincing alternatives at each step.
+    """Returns a new tree with the `most` most convincing alternatives at each step, in their earlier order.
 
-    An alternative is as convincing as the most convincing chain through it, and a chain as its lowest score.
+    An alternative is as convincing as the most convincing chain through it, and a chain as its lowest score. Raises
+    ValueError if a node has no score.
     """
     score = scores_of(tree)
     after = alternatives_of(tree)
@@ -252,7 +275,7 @@ def pruned(tree: ReasoningTree, most: int) -> ReasoningTree:
 
 
 def scores_of(tree: ReasoningTree) -> list[float]:
-    """Returns the score of every node. Raises ValueError if one is missing."""
+    """Returns the score of every node, in order. Raises ValueError if one is missing."""
     scores = [node.score for node in tree.nodes if node.score is not None]
     if len(scores) < len(tree.nodes):
         raise ValueError(f"a step of {tree.problem[:60]!r} has no score: run `jprm score` on the file first")
@@ -276,13 +299,13 @@ def _chains(tree: ReasoningTree) -> Iterator[ReasoningTree]:
 
 
 def known_wrong(tree: ReasoningTree) -> dict[int, bool]:
-    """Returns whether each labelled step is labelled incorrect."""
+    """Returns, for each labelled node by index, whether its label is incorrect: below 0 for ratings, else below 0.5."""
     limit = 0.0 if tree.semantics == "rating" else 0.5
     return {i: node.label < limit for i, node in enumerate(tree.nodes) if node.label is not None}
 
 
 def alike(tree: ReasoningTree, labels: Mapping[int, bool], others: Mapping[int, bool]) -> float:
-    """Returns how far two labellings agree on which steps are wrong.
+    """Returns how far two labellings (step index to "is wrong") agree, from 0 to 1.
 
     For a chain: 1 if they have the same first error or both lack one, else 0. For a trajectory or a tree with
     alternatives: the fraction of shared steps with equal labels; 0 without shared steps.
@@ -301,10 +324,10 @@ class LogFailed(OSError):
 
 
 class EventLog:
-    """A JSON Lines file to which a single process appends.
+    """A JSON Lines file to which a single process appends; safe to call from several threads.
 
     A line is written and synced to disk before it is acknowledged. An incomplete last line was never acknowledged, and
-    is cut off when the file is opened.
+    is cut off when the file is opened. `events` are the events found at opening.
     """
 
     def __init__(self, file: Any):
@@ -317,11 +340,12 @@ class EventLog:
         self.events = _whole_lines(text, file.name)
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Appends an event, which is on disk when this returns.
+        """Appends an event, which is on disk when this returns; blocks until then. `self.events` does not change.
 
         Raises:
           OSError: the disk is full or failing. The file contains no part of the event.
           LogFailed: the file's content is unknown. All later calls raise it too.
+          ValueError: the event has NaN or an infinity.
         """
         with self._lock:
             if self._failed:
@@ -346,9 +370,10 @@ class EventLog:
 
 
 def events_in(path: str | os.PathLike) -> list[dict[str, Any]]:
-    """Returns the events in a study's file, even while its server writes; [] if there is no file.
+    """Returns the events in a study's file, in order, even while its server writes; [] if there is no file.
 
-    An incomplete last line is not confirmed, so it is ignored. Raises RecordError for a line that is not JSON.
+    Stored events have the keys that `Tasks` reads (`changed`, `Tasks.next`). An incomplete last line is not confirmed,
+    so it is ignored. Raises RecordError for a line that is not JSON.
     """
     path = pathlib.Path(path)
     return _whole_lines(path.read_bytes(), path) if path.exists() else []
@@ -360,9 +385,9 @@ def _whole_lines(text: bytes, path: str | os.PathLike) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def open_log(path: str | os.PathLike) -> Iterator[EventLog]:
-    """Opens (or creates) the file, locked against other processes.
+    """Opens (or creates, with its folder) the file, locked against other processes until the block ends.
 
-    Raises RecordError for a line that is not JSON, ValueError if another process has it open.
+    Raises RecordError for a line that is not JSON, ValueError if another process has it open, OSError from the system.
     """
     with path_of(path).growing() as file:
         folder = os.open(os.path.dirname(os.path.abspath(path)), os.O_RDONLY)
@@ -382,11 +407,12 @@ def open_log(path: str | os.PathLike) -> Iterator[EventLog]:
 
 
 def select(trees: Sequence[ReasoningTree], config: SelectConfig, scale: Scale = PROBABILITY) -> list[ReasoningTree]:
-    """Selects trees to label, shuffled. Each has `selection`: its stratum and, for random ones, the probability.
+    """Returns the selected trees, at most `config.count`, shuffled, as copies with the key `selection` in `extra`.
 
-    Random trees are sampled first and from all trees, so that they represent all. If a stratum has too few trees,
-    random others replace them (`fill`). Duplicates count once. `scale` defines the meaning of scores, which are
-    compared with labels as fractions.
+    `selection` is {"stratum": ...}: `convincing`, `rest`, `disagreement`, `random` or `fill`; random ones also have
+    their `probability`. Random trees are sampled first and from all trees, so that they represent all. If a stratum has
+    too few trees, random others replace them (`fill`). Duplicates count once. `scale` defines the meaning of scores,
+    which are compared with labels as fractions.
 
     Raises ValueError if a tree has no scores, or one outside the scale.
     """
@@ -446,10 +472,14 @@ def select_file(
     config: SelectConfig,
     exclude: Iterable[str | os.PathLike] = (),
 ) -> dict[str, Any]:
-    """Writes selected chains or trees from a file of scored records; returns counts, also by stratum.
+    """Writes selected chains or trees from a file of scored records, replacing `output` atomically.
 
-    Problems in the benchmark files `exclude` are left out. `SOURCE.info.json`, written by `jprm score`, defines the
-    meaning of the scores; without it they are probabilities. Raises ValueError if no chain is left.
+    Returns counts: `chains` (or `trees`, if `config.alternatives` is above 0) read, `excluded`, `selected`, and one per
+    stratum that occurs (`select`). Problems in the benchmark files `exclude` are left out. `SOURCE.info.json`, written
+    by `jprm score`, defines the meaning of the scores; without it they are probabilities.
+
+    Raises ValueError if no chain is left, a chain has no scores, or `output` is also an input; RecordError for a bad
+    record; FileNotFoundError for a missing file.
     """
     exclude = list(exclude)
     check_output(output, source, *exclude)

@@ -57,37 +57,37 @@ class Task:
 
     @property
     def rated(self) -> bool:
-        """Whether a path was rated to its end, or until no alternative is acceptable."""
+        """Whether a path was rated to its end, or until no alternative is acceptable (`finish` is in `FINISHED`)."""
         return self.finish in FINISHED
 
     @property
     def path(self) -> list[int]:
-        """Steps from which the annotator continued."""
+        """Steps (node indices) from which the annotator continued, in order; [] at the beginning."""
         return [act.step for act in self.acts if act.chosen]
 
     @property
     def ratings(self) -> dict[int, int]:
-        """Last rating of each rated step."""
+        """Last rating (-1, 0 or 1) of each rated step, by node index in order of first rating."""
         return {act.step: act.rating for act in self.acts if act.rating is not None}
 
     @property
     def wrong(self) -> dict[int, bool]:
-        """Whether each rated step is rated wrong."""
+        """Whether each rated step is rated wrong (-1), by node index."""
         return {step: rating == -1 for step, rating in self.ratings.items()}
 
     @property
     def error(self) -> int | None:
-        """First step rated wrong, if any."""
+        """Index of the first step rated wrong, or None."""
         return next((step for step, wrong in self.wrong.items() if wrong), None)
 
 
 def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers: bool = False) -> Task:
-    """Returns the task after an event. Raises Conflict if the event does not fit.
+    """Returns a new task, as it is after an event. Raises Conflict if the event does not fit.
 
-    `after` are the whole tree's alternatives (`alternatives_of`). An event has its `time`, and its `kind` with other
-    keys: `rate` (`step`, `rating`, `seconds`), `choose` (`step`, `seconds`), `write` (`text`), `finish` (`reason`),
-    `flag` (`on`), `comment` (`step`, `text`), or `undo`, whose `step` is the last one, -1 if there is none, or None to
-    undo the finish.
+    `after` are the whole tree's alternatives (`alternatives_of`). An event has its `time` (seconds since 1970), and its
+    `kind` with other keys, which must be there: `rate` (`step`, `rating`, `seconds`), `choose` (`step`, `seconds`),
+    `write` (`text`), `finish` (`reason`), `flag` (`on`), `comment` (`step`, `text`), or `undo`, whose `step` is the
+    last one, -1 if there is none, or None to undo the finish. Steps are node indices.
 
     Rating a step without alternatives also chooses it, unless it is wrong. With `recovers` (trajectories), the path may
     continue from a wrong step: the task ends if no step is left.
@@ -130,7 +130,11 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers:
 
 
 class Tasks:
-    """All tasks of a study. Changes only by `apply`, so replaying the events restores the same tasks."""
+    """All tasks of a study. Changes only by `apply`, so replaying the events restores the same tasks.
+
+    `by_id` has the tasks; `trees` and `alternatives` the rated trees and their alternatives, by pool and index. The
+    constructor raises Conflict if the events contradict each other.
+    """
 
     def __init__(self, study: Study, events: Iterable[Mapping[str, Any]] = ()):
         self.study = study
@@ -147,24 +151,26 @@ class Tasks:
             self.apply(event)
 
     def opened_by(self, annotator: str) -> list[Task]:
-        """Returns the annotator's tasks in order of opening."""
+        """Returns the annotator's tasks in order of opening, finished ones too; [] if the annotator is unknown."""
         return [self.by_id[id] for id in self._of.get(annotator, ())]
 
     def tree(self, task: Task) -> ReasoningTree:
-        """Returns the tree to rate in a task; for a trajectory, only its turns."""
+        """Returns the tree to rate in a task; for a trajectory, only its turns (`rated_tree`)."""
         return self.trees[task.pool][task.index]
 
     def anchored(self, task: Task) -> bool:
-        """Whether the annotator sees the model's scores in this task (decided by chance)."""
+        """Whether the annotator sees the model's scores in this task: never outside `work`, there by a chance fixed by
+        the seed.
+        """
         config = self.study.config
         return (
             task.pool == "work" and chance(config.seed, "anchor", task.annotator, task.index) < config.anchored_fraction
         )
 
     def known(self, event: Mapping[str, Any]) -> bool:
-        """Whether this event was applied: a client resends it if the acknowledgement was lost.
+        """Whether this event was applied: a client resends it if the acknowledgement was lost. Changes nothing.
 
-        Raises Conflict if another event has its uuid.
+        Events are compared without `time`. Raises Conflict if another event has its uuid.
         """
         seen = self._seen.get(event["uuid"])
         if seen is not None and any(seen.get(key) != event.get(key) for key in {*seen, *event} - {"time"}):
@@ -172,7 +178,11 @@ class Tasks:
         return seen is not None
 
     def after(self, event: Mapping[str, Any]) -> Task:
-        """Returns the event's task as it would be after the event. Raises Conflict if the event does not fit."""
+        """Returns the event's task as it would be after the event (`changed`, or the event of `next`), without applying
+        it.
+
+        Raises Conflict if the event does not fit, or its task is unknown or another annotator's.
+        """
         if event["kind"] == "open":
             fields = {key: event[key] for key in ("annotator", "pool", "index", "again")}
             return Task(event["task"], **fields, touched=event["time"])
@@ -182,7 +192,9 @@ class Tasks:
         return changed(task, self.alternatives[task.pool][task.index], event, recovers=self.tree(task).of_messages)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Applies an event. Raises Conflict, without any change, if it does not fit."""
+        """Applies an event, without comparing its uuid (see `known`). Raises Conflict, without any change, if it does
+        not fit.
+        """
         task = self.after(event)
         if event["kind"] == "open":
             self._of.setdefault(task.annotator, []).append(task.id)
@@ -192,7 +204,12 @@ class Tasks:
         self._seen[event["uuid"]] = event
 
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
-        """Returns the event that opens the annotator's next task, unless enough are open or no task is left."""
+        """Returns the event that opens the annotator's next task, not yet applied.
+
+        Returns None if `AHEAD` tasks are open, none is left, or the screening is unfinished or failed. `now` is in
+        seconds since 1970: a work task left open for `CLAIM_SECONDS` is offered to others. The event has `uuid`, `kind`
+        ("open"), `annotator`, `task` (the new id), `pool`, `index`, `again` (a repetition), and `time`, which is `now`.
+        """
         opened = self.opened_by(annotator)
         if sum(task.finish is None for task in opened) >= AHEAD:
             return None
@@ -205,14 +222,17 @@ class Tasks:
         return {**names, "pool": pool, "index": index, "again": again, "time": now}
 
     def as_known(self, task: Task) -> float:
-        """Returns the agreement of a finished task with its known labels (`alike`)."""
+        """Returns the agreement, from 0 to 1, of a finished task with its known labels (`alike`); 0 if it is not
+        `rated`.
+        """
         tree = self.tree(task)
         return task.rated * alike(tree, task.wrong, known_wrong(tree))
 
     def screening(self, annotator: str) -> dict[str, Any]:
-        """Counts the screening tasks, the done and the right ones, and returns them with `passed`.
+        """Returns the annotator's screening: counts `tasks` and `done`, `right`, and `passed`.
 
-        `passed` is None until all are done.
+        `right` is the sum of agreements (`as_known`), with two decimals. `passed` is None until all are done; then
+        whether `right` is at least `pass_screening * tasks`, True without screening tasks.
         """
         trees = self.study.trees["screening"]
         done = [task for task in self.opened_by(annotator) if task.pool == "screening" and task.finish]

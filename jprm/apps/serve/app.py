@@ -70,9 +70,13 @@ SWITCH_SECONDS = 0.001
 
 
 def serve(config: Served, say: Callable[[str], None] = print) -> None:
-    """Serves models under their folders' names until SIGTERM or Ctrl-C; finishes all admitted requests.
+    """Serves models under their folders' names, blocking until SIGTERM or Ctrl-C; finishes all admitted requests.
 
-    Raises ValueError if the address is public but no key is set, no model is named, or two models share a name.
+    The port opens at once; models load and compile in threads meanwhile, and `say` gets a line as each is ready. If
+    JPRM_API_KEY is set, clients must send it.
+
+    Raises ValueError if the address is public but no key is set, no model is named, or two models share a name; OSError
+    if the port is unavailable. An error of loading (e.g. FileNotFoundError, RecordError) ends the server and is raised.
     """
     if not config.model:
         raise ValueError("name the folder of a model to serve, or a judge's JSON file")
@@ -129,13 +133,19 @@ def serve(config: Served, say: Callable[[str], None] = print) -> None:
 
 
 def serving(config: ServeConfig) -> dict[str, Any]:
-    """Returns uvicorn's arguments. Raises OSError if the port is unavailable."""
+    """Returns keyword arguments of `uvicorn.Config` (`listening`, and time limits).
+
+    Raises OSError if the port is unavailable, which is tried by opening it for a moment.
+    """
     opened(config).close()
     return listening(config, timeout_graceful_shutdown=DRAIN_SECONDS, timeout_keep_alive=30)
 
 
 def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
-    """Returns a prefix cache, if the model supports one and `tokens` is above 0."""
+    """Returns an empty cache for `tokens` tokens of prefixes, allocated on the device.
+
+    Returns None if `tokens` is 0 or the model does not support one, e.g. an implicit PRM.
+    """
     try:
         return PrefixCache(prm, tokens) if tokens else None
     except NotImplementedError:
@@ -164,13 +174,15 @@ def make_app(
     tokenizers: Mapping[str, Tokenizer] | None = None,
     calibration: Sequence[Mapping[str, Any]] | None = None,
 ) -> Starlette:
-    """Builds the application for engines that are ready to score.
+    """Builds the application for engines that are ready to score; starts no server.
+
+    Its shutdown closes the engines, which ends their threads.
 
     Args:
-      engines: one per model; the first is the default.
-      key: if given, clients must send `Authorization: Bearer KEY`.
-      view: the format of OpenRLHF's prompts.
-      policy: writes the steps for /v1/continue.
+      engines: one per model; the first is the default. Of two with one name the last is used.
+      key: if given, clients must send `Authorization: Bearer KEY`, except on the routes in `OPEN`.
+      view: the format of OpenRLHF's prompts; by default the prompt is the problem.
+      policy: writes the steps for /v1/continue and /v1/chat/completions, which answer 400 without it.
       tokenizers: of the clients of /v1/rewards, by name; the first is the default.
       calibration: search results with known answers, which /v1/chat/completions uses to abstain.
     """
@@ -187,7 +199,10 @@ def begin(
     tokenizers: Mapping[str, Tokenizer],
     calibration: Sequence[Mapping[str, Any]] | None,
 ) -> None:
-    """Attaches the engines and options to an application; see `make_app`."""
+    """Attaches the engines and options to an application, whose routes answer 503 until then; see `make_app`.
+
+    With a policy, starts its thread (`Writer`).
+    """
     by_name = {engine.name: engine for engine in engines}
     app.state.view = view
     app.state.server = Server(by_name, app.state.listen, Writer(policy) if policy else None, tokenizers, calibration)

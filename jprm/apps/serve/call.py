@@ -51,7 +51,7 @@ class Server:
 
     @property
     def policy(self) -> Writer:
-        """The policy that writes steps. Raises Refusal (400) if the server has no policy."""
+        """The policy that writes steps, as a `Writer`. Raises Refusal (400) if the server has no policy."""
         if self.writer is None:
             raise Refusal(400, "this server has no policy: start it with --policy", "model")
         return self.writer
@@ -80,7 +80,10 @@ class Call:
         self.rule = rule or self.engine.prm.rule
 
     def admit(self, tokens: int = 0) -> None:
-        """Raises Refusal (503, with Retry-After) if work of `tokens` tokens would wait too long."""
+        """Raises Refusal (503, with Retry-After) if work of `tokens` tokens would wait longer than `queue_seconds`.
+
+        Reserves nothing. Never refuses before a first rate has been measured.
+        """
         wait = self.engine.wait_seconds(tokens)
         if wait > self.config.queue_seconds:
             seconds = math.ceil(wait - self.config.queue_seconds)
@@ -116,7 +119,10 @@ class Call:
                     )
 
     def check_trees(self, trees: Sequence[ReasoningTree]) -> None:
-        """Raises Refusal (413) if the total chain length, or the number of critiques, is too large."""
+        """Raises Refusal (413) if the total chain length, or the number of critiques, is too large.
+
+        The limits are `LENGTHS` times `items` steps, and `critiques`, of the server's config.
+        """
         config = self.config
         total = sum(_lengths(tree) for tree in trees)
         if total > LENGTHS * config.items:
@@ -127,7 +133,7 @@ class Call:
             raise Refusal(413, f"{critiques:,} critiques, and a request may ask for {most}: send it in parts")
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns the tokens of the trees; see `Engine.tokens_of`.
+        """Returns the tokens of the trees; see `Engine.tokens_of`, also for `alone`. 0 for a judge.
 
         Raises Refusal (400) if a chain is too long for the server or model, and like `check_trees` and `check_size`.
         """
@@ -140,7 +146,7 @@ class Call:
         return tokens
 
     def check_size(self, tokens: int) -> None:
-        """Raises Refusal (413) if work of `tokens` tokens would exceed the time limit, and like `admit`."""
+        """Raises Refusal (413) if work of `tokens` tokens would take longer than `answer_seconds`, and like `admit`."""
         most, rate = self.config.answer_seconds, self.engine.rate
         if rate and tokens > most * rate:
             seconds = tokens / rate
@@ -151,7 +157,11 @@ class Call:
 
     @contextlib.contextmanager
     def naming(self, what: str, trees: Callable[[], Sequence[ReasoningTree | None]]) -> Iterator[None]:
-        """If `tokens_of` refuses trees (400), names the first one at fault, e.g. `samples[3]`."""
+        """If `tokens_of` refuses trees (400) in the block, raises the Refusal of the first at fault, named e.g.
+        `samples[3]`.
+
+        `what` is the field, e.g. `samples`; `trees` is only called then, and its None entries are skipped.
+        """
         try:
             yield
         except Refusal as refusal:
@@ -162,11 +172,14 @@ class Call:
             raise
 
     async def worked(self, work: Callable[[], T], items: int = 1) -> T:
-        """Runs `work`, in a thread if it may take long; see `jprm.apps.web.http.worked`."""
+        """Runs `work`, in a thread if it may take long, and returns its result; see `jprm.apps.web.http.worked`.
+
+        Raises Refusal (499) if the client has disconnected; errors of `work` pass through.
+        """
         return await worked(self.request, work, items)
 
     async def answer(self, future: concurrent.futures.Future, deadline: float | None = None) -> Any:
-        """Waits for a future; cancels it if the client disconnects or the time is up.
+        """Waits for a future and returns its result; cancels it if the client disconnects or the time is up.
 
         `deadline` is a `time.monotonic` value; by default, `answer_seconds` from now.
 
@@ -195,9 +208,11 @@ class Call:
             waiting.cancel()
 
     async def in_turn(self, pieces: Sequence[Callable[[], concurrent.futures.Future]]) -> list[Any]:
-        """Returns the results of one request's pieces; other requests may run between them.
+        """Returns the results of one request's pieces, in order; other requests may run between them. [] without
+        pieces.
 
-        Each piece is started while the previous one runs. All share one time limit. Raises Refusal like `answer`.
+        Each piece is a function that starts work and returns its future; it is called while the previous one runs. All
+        share one time limit. After an error, the others are cancelled. Raises Refusal like `answer`.
         """
         deadline = time.monotonic() + self.config.answer_seconds
         futures: list[concurrent.futures.Future] = []
@@ -213,7 +228,12 @@ class Call:
                 future.cancel()
 
     async def outputs_of(self, tree: ReasoningTree, tokens: int, caller: str) -> tuple[Outputs, int | None]:
-        """Returns a tree's named outputs, and, with a `caller`, the number of cached tokens."""
+        """Returns a tree's named outputs, (N,) each, and the number of cached tokens, which is None without a `caller`
+        ("").
+
+        `tokens` is from `tokens_of`. `caller` names the client whose earlier prefixes are reused. Raises Refusal like
+        `answer`.
+        """
         if not caller:
             return (await self.answer(self.engine.score([tree], tokens)))[0], None
         return await self.answer(self.engine.score_cached(tree, tokens, caller))
@@ -223,8 +243,10 @@ class Call:
     ) -> tuple[list[tuple[float, np.ndarray] | None], int]:
         """Scores single chains; error messages call the chain at place i `NAME[i]`.
 
-        Returns (chain score, step scores (N,)) for each chain, or None if `chain` found it blank; and the tokens of
-        all. Raises Refusal (502) if a judge gave no score.
+        Returns (chain score, step scores (N,)) for each of `places`, in order, or None if `chain(i)` returned None for
+        a blank text; and the tokens of all chains.
+
+        Raises Refusal (502) if a judge gave no score, and like `tokens_of` and `answer`; RecordError from `chain`.
         """
 
         def read() -> tuple[list[ReasoningTree | None], int]:
@@ -254,7 +276,12 @@ class Call:
         return await self.worked(scored, len(places)), tokens
 
     def chains(self, tree: ReasoningTree, score_N: np.ndarray) -> list[dict[str, Any]]:
-        """Returns every chain's `nodes`, `score` (null if a step has none) and `weakest`, the lowest-scoring node."""
+        """Returns each chain's `nodes` (a list of node indices), `score` and `weakest`, in the order of their last
+        nodes.
+
+        `score_N` has the step scores, NaN if a judge gave none: then `score` is None. `weakest` is the lowest-scoring
+        node, None if no node has a score.
+        """
         paths = chains_of(tree)
         value_B, _ = chain_scores([score_N[path].tolist() for path in paths], self.rule, self.engine.prm.scale)
         known = [[node for node in path if np.isfinite(score_N[node])] for path in paths]
@@ -300,7 +327,10 @@ def _lengths(tree: ReasoningTree) -> int:
 
 @contextlib.contextmanager
 def placed(where: str, param: str | None = None) -> Iterator[None]:
-    """Adds the place, e.g. `samples[3]`, to a Refusal that lacks it."""
+    """Puts the place, e.g. `samples[3]`, before the message of a Refusal from the block, unless it begins with it.
+
+    `param` is the field at fault if the Refusal names none. Other errors pass through.
+    """
     try:
         yield
     except Refusal as refusal:
@@ -309,12 +339,15 @@ def placed(where: str, param: str | None = None) -> Iterator[None]:
 
 
 def finite(score: float) -> float | None:
-    """Returns a score for JSON: null if a judge gave no score."""
+    """Returns a score for JSON: None if it is NaN or infinite, e.g. because a judge gave no score."""
     return float(score) if math.isfinite(score) else None
 
 
 def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
-    """Returns token counts in OpenAI's form. A shared prefix counts once."""
+    """Returns `prompt_tokens` and `total_tokens` (both `tokens`), in OpenAI's form. A shared prefix counts once.
+
+    Unless `cached` is None, adds {"prompt_tokens_details": {"cached_tokens": cached}}.
+    """
     counts: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     return counts if cached is None else counts | {"prompt_tokens_details": {"cached_tokens": cached}}
 
@@ -324,7 +357,7 @@ WAITING = 8
 
 
 class Writer:
-    """A policy and its thread. Samples for one request at a time, as long as its client waits."""
+    """A policy and its single thread. Samples for one request at a time, as long as its client waits."""
 
     def __init__(self, policy: Policy):
         self.policy, self._room = policy, threading.Semaphore(WAITING)
@@ -333,7 +366,13 @@ class Writer:
     def run(
         self, function: Callable[[InPieces], Any], tell: Callable[[dict[str, int]], Any] = lambda state: None
     ) -> Work:
-        """Runs a function of the policy in its thread. Raises Refusal (503) if too many requests wait."""
+        """Runs a function of the policy in its thread; returns the future at once. Cancelling it ends the sampling.
+
+        `tell` is called in that thread after each piece, with totals {"samples", "completion_tokens"}. The future's
+        errors are those of `function`.
+
+        Raises Refusal (503) if `WAITING` requests wait or run.
+        """
         if not self._room.acquire(blocking=False):
             raise Refusal(503, f"{WAITING} requests wait for the policy: come back later", headers={"Retry-After": "5"})
         future = started(self._thread, lambda work: function(InPieces(self.policy, work, tell)))

@@ -105,14 +105,15 @@ class Programs:
 
     @property
     def left(self) -> list[int]:
-        """Lengths that are still to be compiled."""
+        """Lengths, in tokens, that are still to be compiled, the shortest first."""
         return [tokens for tokens in self.lengths if tokens not in self.seconds and tokens not in self.failed]
 
     @property
     def row(self) -> int | None:
-        """The longest length up to which all are compiled.
+        """The longest length, in tokens, up to which all are compiled.
 
-        If the first one is not compiled yet, returns it nevertheless. Without `lengths` there is no such length.
+        If the first one is not compiled yet, it is returned nevertheless. None without `lengths`, i.e. any row may be
+        compiled.
         """
         row = self.lengths[0] if self.lengths else None
         for tokens in self.lengths:
@@ -134,7 +135,11 @@ class Programs:
         say(f"compiled for rows of {lengths} tokens in {sum(self.seconds.values()):.1f} s")
 
     def compile(self, tokens: int) -> None:
-        """Compiles rows of `tokens` tokens, unless that is done or has failed."""
+        """Compiles rows of `tokens` tokens, unless that is done or has failed; blocks, also for another thread's
+        compilation.
+
+        Raises no error of the compiler: it is logged and put into `failed`.
+        """
         if tokens in self.seconds or tokens in self.failed:
             return
         with self._one:
@@ -151,21 +156,26 @@ class Programs:
 
 
 class Engine:
-    """Scores trees for many callers.
+    """Scores trees for many callers; its methods may be called from any thread.
 
     Whenever the device is idle, all waiting work becomes a batch, up to BATCH_TOKENS; the next requests of the last
     batch's callers may still join it. While a batch runs, the next one is packed if no later job could join it, i.e. if
     it is full or its job runs alone. Trees of different callers share rows, and trees with equal problems are merged,
     so that common prefixes are computed once. Work of up to SHORT tokens does not wait for longer work to end: it runs
     between two of its row batches. If a batch fails, its jobs are retried one by one, so that only the caller at fault
-    sees the error. After a failure that is not the caller's, a test chain is scored to check the device.
+    sees the error, as its future's. After a failure that is not the caller's, a test chain is scored to check the
+    device.
+
+    `score`, `score_cached` and `run` return at once, and raise Closed after `close`.
 
     Args:
+      longest: the most tokens of a chain.
       cache: lets a caller's next tree reuse the tokens of its previous one.
 
     Attributes:
-      counts: totals so far: computed and cached tokens, trees, batches, device seconds.
+      counts: totals so far: tokens, cached_tokens, trees, batches, device_seconds, failures.
       failure: why the device cannot score; "" if it works.
+      rate: measured tokens per second; 0 before the first batch.
     """
 
     failure = ""
@@ -190,13 +200,19 @@ class Engine:
             thread.start()
 
     def warm_up(self, say: Callable[[str], None] = print) -> None:
-        """Starts a thread that compiles the programs for chains of up to `longest` tokens."""
+        """Starts a thread that compiles the programs for chains of up to `longest` tokens, and returns.
+
+        `say` gets one line at the end, from that thread. A length that fails is in `programs.failed`.
+        """
         programs = self.programs = Programs(self.prm, row_lengths(self.longest))
         work = functools.partial(programs.compile_all, self.cache, lambda text: say(f"{self.name}: {text}"))
         threading.Thread(target=work, name=f"jprm {self.name} compiling", daemon=True).start()
 
     def unready(self) -> str:
-        """Returns why the engine cannot score, or "". Retries a device that failed."""
+        """Returns why the engine cannot score, or "" if it can. Does not wait.
+
+        If the device has failed, starts a new test, whose result a later call returns.
+        """
         if self.programs.lengths and not self.programs.seconds:
             return next(iter(self.programs.failed.values()), "nothing is compiled yet")
         if not self._closed and not all(thread.is_alive() for thread in self._threads):
@@ -213,7 +229,8 @@ class Engine:
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
         """Returns the tokens of the trees, at least two per step, because rows have one step slot per two tokens.
 
-        Common prefixes of steps count once, unless the trees are scored `alone`.
+        Common prefixes of steps count once, unless the trees are scored `alone`. Tokenises the trees, but runs no
+        model.
 
         Raises ValueError if a chain is too long for the server or model.
         """
@@ -242,23 +259,27 @@ class Engine:
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
-        """Returns a future of each tree's named outputs; see `PRM.outputs_of`.
+        """Returns a future of each tree's named outputs, (N,) float32 for its N nodes; see `PRM.outputs_of`.
 
-        `alone` packs the trees like `jprm score`, without merging or other trees, so the results are bit-identical to
-        it.
+        `tokens` is the work's size, from `tokens_of`. `alone` packs the trees like `jprm score`, without merging or
+        other trees, so the results are bit-identical to it; trees of messages always are.
         """
         return self._add(_Job(trees, tokens, Work(), alone=alone or any(tree.of_messages for tree in trees)))
 
     def run(self, function: Callable[[], Any], tokens: int = 0) -> concurrent.futures.Future:
-        """Runs a function on the device thread; returns the future."""
+        """Runs a function on the device thread, apart from other work; returns the future of its result.
+
+        `tokens` is the work's size for `wait_seconds`; 0 leaves the measured rate unchanged.
+        """
         return self._add(_Job((), tokens, Work(), function, alone=True))
 
     def score_cached(
         self, tree: ReasoningTree, tokens: int, caller: str
     ) -> concurrent.futures.Future[tuple[Outputs, int]]:
-        """Returns a future of (named outputs, tokens reused from the caller's earlier trees).
+        """Returns a future of (named outputs as in `score`, tokens reused from the caller's earlier trees).
 
-        A tree of messages, or one larger than the cache, is computed whole; so is every tree if there is no cache.
+        `caller` names the client, e.g. its `prompt_cache_key`. A tree of messages, or one larger than the cache, is
+        computed whole, and 0 tokens are reused; so is every tree if there is no cache.
         """
         if tree.of_messages:  # the chat template reads a whole path: no prefix is cached
             return self.run(lambda: (self._outputs(self.prm.prepare([tree], self.programs.row))[0], 0), tokens)
@@ -280,12 +301,12 @@ class Engine:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of the waiting work."""
+        """Tokens of the work that waits and is not yet packed."""
         with self._changed:
             return _tokens(self._jobs)
 
     def wait_seconds(self, tokens: int = 0) -> float:
-        """Estimates how long new work of `tokens` tokens would wait; 0 if no rate has been measured yet.
+        """Estimates how many seconds new work of `tokens` tokens would wait; 0 if no rate has been measured yet.
 
         Short work waits only for other short work, and for at most one batch of longer work.
         """
@@ -296,7 +317,7 @@ class Engine:
             return before / self.rate if self.rate else 0.0
 
     def close(self) -> None:
-        """Finishes the waiting work, then ends the threads."""
+        """Finishes the waiting work, then ends the threads; blocks until then. A second call returns at once."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -573,9 +594,11 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
 
 
 def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
-    """Merges trees with the same problem; also returns each step's node in the merged tree.
+    """Merges trees with the same problem into one tree without labels of its own; returns it and each step's node in
+    it.
 
-    Common step prefixes are shared. There must be at least one tree.
+    The nodes are an int64 array for the nodes of all trees, one tree after the other. Common step prefixes are shared.
+    There must be at least one tree; the first one's problem and system message are taken unchecked.
     """
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}

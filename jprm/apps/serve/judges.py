@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, cast
@@ -56,14 +55,14 @@ class JudgeEngine(Engine):
         self._pool = concurrent.futures.ThreadPoolExecutor(self._threads_at_once, f"jprm {name}")
         self._pieces = 0  # of work that waits or runs
 
-    def _started(self) -> list[threading.Thread]:
-        return []
-
     def warm_up(self, say: Callable[[str], None] = print) -> None:
         pass
 
     def tokens_of(self, trees: Sequence[ReasoningTree], alone: bool = False) -> int:
-        """Returns 0, since the judge's tokens are in its report. Raises ValueError if the questions are too long."""
+        """Returns 0, since the judge's tokens are in its report; `alone` has no effect.
+
+        Raises ValueError if the questions have more than `TEXT` characters.
+        """
         if (total := sum(map(_characters, trees))) > TEXT:
             raise ValueError(f"the judge's questions have {total:,} characters, and this server takes {TEXT:,}")
         return 0
@@ -76,11 +75,18 @@ class JudgeEngine(Engine):
         )
 
     def wait_seconds(self, tokens: int = 0) -> float:
-        """Estimates how long new work would wait for a thread; 0 if no rate has been measured yet."""
+        """Estimates how many seconds new work would wait for a thread; 0 if no rate has been measured yet.
+
+        `tokens` has no effect.
+        """
         return self._pieces / (self.rate * self._threads_at_once) if self.rate else 0.0
 
     def ask(self, critiques: int, function: Callable[[Any], Any]) -> concurrent.futures.Future:
-        """Runs a function of the judge in a thread; returns the future. If it is cancelled, the judge stops asking."""
+        """Runs `function` of the judge in a thread; returns the future of its result at once.
+
+        `critiques` is their expected number, which `wait_seconds` counts. If the future is cancelled, the judge stops
+        before its next piece. Errors of the judge's policy (PolicyError) are the future's. Raises Closed after `close`.
+        """
         if self._closed:
             raise Closed
         pieces = -(-critiques // PIECE)
@@ -120,7 +126,7 @@ class JudgeEngine(Engine):
 
 
 def judges_of(judge: Judge | Rubric) -> dict[str, Judge]:
-    """Returns the judge of every criterion; a plain judge has the name ""."""
+    """Returns the judge of every criterion by the criterion's name; a plain judge has the name ""."""
     return dict(judge.judges) if isinstance(judge, Rubric) else {"": judge}
 
 
@@ -149,7 +155,13 @@ def _characters(tree: ReasoningTree) -> int:
 
 
 def stream(engine: Engine, tree: ReasoningTree, final: Callable[[JudgedOutputs], dict[str, Any]]) -> Response:
-    """Streams critiques as they are written, then the result of `final` on all of them."""
+    """Streams critiques as they are written, then the result of `final` on all of them, as server-sent events.
+
+    An event is {"object": "critique", "criterion": ... (of a rubric), ...} with a report's fields; the last ones are
+    `final`'s dict and `[DONE]`. An error while streaming is an event in OpenAI's form, which ends the stream.
+
+    Raises Refusal (400) if the engine is no judge, or compares samples; Closed if it is shutting down.
+    """
     if not isinstance(engine, JudgeEngine):
         raise Refusal(400, "stream: a PRM's scores come at once; judges stream their critiques", "stream")
     judge = engine.judge

@@ -36,12 +36,17 @@ class Operation:
 
 
 def posted(answer: Callable[[Request], Any], takes: type[RequestFields]) -> Operation:
-    """Builds a POST operation; the summary is the docstring of the request type."""
+    """Builds a POST operation; the summary is the docstring of the request type, and its `gives` are the answer's
+    fields.
+    """
     return Operation(answer, str(takes.__doc__), takes.gives, takes, "post")
 
 
 def document(operations: Mapping[str, Operation], key: bool, root_path: str = "") -> dict[str, Any]:
-    """Returns the OpenAPI 3.1 document of operations by path, under `root_path`; `key`: whether clients need a key."""
+    """Returns the OpenAPI 3.1 document of operations by path, as JSON data.
+
+    `key`: whether clients need a key. `root_path` is its server's URL, e.g. /prm; the paths are unchanged.
+    """
     described = {path: {operation.verb: _operation(path, operation)} for path, operation in operations.items()}
     error = {"type": "object", "properties": {name: {} for name in ("message", "type", "param", "code")}}
     components: dict[str, Any] = {"schemas": {"Error": {"type": "object", "properties": {"error": error}}}}
@@ -105,7 +110,11 @@ _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", dict:
 
 
 def schema_of(kind: Any, *others: Any) -> Schema:
-    """Returns the JSON schema of a type, or of a union if there are `others`."""
+    """Returns the JSON schema of a type, or of a union if there are `others`; {} for Any.
+
+    E.g. `Sequence[str]` gives {"type": "array", "items": {"type": "string"}}, a Literal {"enum": [...]}, a union
+    {"anyOf": [...]}. Raises KeyError for a type that JSON lacks.
+    """
     if others:
         return {"anyOf": list(map(schema_of, (kind, *others)))}
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -119,7 +128,7 @@ def schema_of(kind: Any, *others: Any) -> Schema:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Renders the document as a static page, without scripts or external resources."""
+    """Renders the document (`document`) as static HTML, without scripts or external resources."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.ChainableUndefined, trim_blocks=True)
     environment.filters |= {"kind": _kind, "json": json.dumps, "named": _named}
     template = environment.from_string(text_of_file("jprm.apps.serve:docs.html"))

@@ -42,20 +42,26 @@ class View:
             raise ValueError("prompt must hold {problem} once")
 
     def problem(self, prompt: str, where: str) -> str:
-        """Extracts the problem from a prompt. Raises Refusal if the prompt has another format."""
+        """Extracts the problem from a prompt. `where` begins errors, e.g. `query[3]`.
+
+        Raises Refusal (400) if the prompt has another format, or an empty problem.
+        """
         before, after = self.prompt.split("{problem}")
         if not (prompt.startswith(before) and prompt.endswith(after) and len(prompt) > len(before) + len(after)):
             raise Refusal(400, f"{where}: the prompt is not written as the view's {self.prompt!r}", "prompts")
         return prompt[len(before) : len(prompt) - len(after)]
 
     def response(self, text: str) -> str:
-        """Strips the texts that end a response."""
+        """Removes the texts in `ends` from the end of a response, each once, in order, with white space after them."""
         for end in self.ends:
             text = text.rstrip().removesuffix(end)
         return text
 
     def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
-        """Returns the response's chain, unless it is blank. Raises Refusal if a text has another format."""
+        """Returns the response's chain, or None if the response is blank. `query` is the prompt and the response.
+
+        Raises Refusal (400) if a text has another format, RecordError for an unknown segmentation.
+        """
         if not query.startswith(prompt):
             raise Refusal(400, f"{where}: query does not begin with its prompt", "query")
         problem, response = self.problem(prompt, where), self.response(query[len(prompt) :])
@@ -65,7 +71,10 @@ class View:
 
 
 def read_view(path: str | os.PathLike) -> View:
-    """Reads a view from a JSON file. Raises ValueError with the file and field."""
+    """Reads a view from a JSON file with the fields of `View`, e.g. {"prompt": "Q: {problem}", "ends": ["<|im_end|>"]}.
+
+    Raises ValueError with the file and field if it is invalid, FileNotFoundError if it is missing.
+    """
     try:
         return from_json(View, json.loads(path_of(path).read_bytes()))
     except (ValueError, RecursionError) as error:
@@ -91,7 +100,13 @@ class QueriesRequest(RequestFields):
 
 
 async def get_reward(request: Request) -> Response:
-    """Returns the chain score of each query. A blank response gets 0, or the lowest reward if that is negative."""
+    """Answers OpenRLHF: `rewards` and `scores` (both the chain score of each query), and `extra_logs`.
+
+    `extra_logs` has `lowest_step` (the lowest step score) and `steps` (their number) of each query. A blank response
+    gets 0, or the lowest reward if that is negative, and 0 steps.
+
+    Raises Refusal (400) if `query` and `prompts` do not match the view or each other, and like `Call`'s methods.
+    """
     asked = read_request(QueriesRequest, await json_of(request))
     call, view, queries, prompts = (
         Call(request, asked.model, asked.rule),

@@ -28,7 +28,10 @@ class Abandoned(Exception):
 
 
 def started(pool: concurrent.futures.ThreadPoolExecutor, function: Callable[[Work], Any]) -> Work:
-    """Runs a function in a thread of the pool; it receives its own future, which is returned."""
+    """Runs a function in a thread of the pool; it receives its own future, which is returned at once.
+
+    The future has the function's result or error. Cancelled before its start, the function does not run.
+    """
     work = Work()
 
     def run() -> None:

@@ -62,7 +62,9 @@ class PoolingRequest(RequestFields):
 
     @property
     def raw(self) -> bool:
-        """Whether the request asks for logits instead of probabilities."""
+        """Whether the request asks for logits instead of probabilities: `use_activation` or an older name of it is
+        false.
+        """
         return False in (self.use_activation, self.activation, self.softmax)
 
 
@@ -74,7 +76,14 @@ class ClassifyRequest(PoolingRequest):
 
 
 async def pooling(request: Request) -> Response:
-    """Returns the outputs of each chain in `input`: probabilities, or logits if `use_activation` is false."""
+    """Returns the outputs of each chain in `input`: probabilities, or logits if `use_activation` is false.
+
+    `data[i]["data"]` has a list per token, or per step's end, as in the file's docstring; with `encoding_format`
+    base64, the text of little-endian float32.
+
+    Raises Refusal: 400 for unknown or refused fields, a model without logits, an invalid or too long chain; 413, 503 or
+    504 for too much work.
+    """
     asked = await _read(request, PoolingRequest)
     engine, chains, outputs = await _outputs(request, asked, _places)
     packed = asked.encoding_format == "base64"
@@ -91,7 +100,10 @@ async def pooling(request: Request) -> Response:
 
 
 async def classify(request: Request) -> Response:
-    """`POST /classify`, vLLM's route for sequence classifiers: the outputs at the end of each text (`_last`)."""
+    """Answers vLLM's classify: `label`, `probs` and `num_classes` at the end of each text (`_last`), in `data`.
+
+    `probs` are logits if `use_activation` is false; `label` is the largest one's name. Raises Refusal like `pooling`.
+    """
     asked = await _read(request, ClassifyRequest)
     engine, chains, outputs = await _outputs(request, asked, lambda prm, ids: [_last(prm, ids)])
     labels = labels_of(engine.prm)
@@ -143,7 +155,7 @@ async def _outputs(
 
 
 def labels_of(prm: PRM) -> list[str]:
-    """Returns the head's channel names, or the labels of a published classifier."""
+    """Returns the head's channel names, or the labels of a published classifier, one per output, in order."""
     names = list(find(prm.config.head).channels)
     for name, output in prm.readout.outputs:
         if name != "score" and isinstance(output, Weighted) and sorted(output.factors)[-2:] in ([0.0, 1.0], [1.0]):
@@ -152,7 +164,7 @@ def labels_of(prm: PRM) -> list[str]:
 
 
 def activated(logit_PC: Float[np.ndarray, "P C"], several: bool = False) -> Float[np.ndarray, "P C"]:
-    """Applies vLLM's default activation: sigmoid for one logit, softmax for classes.
+    """Applies vLLM's default activation: sigmoid for one logit, softmax over the classes otherwise.
 
     `several`: labels are independent (`problem_type: multi_label_classification`), so each has its own sigmoid.
     """

@@ -65,13 +65,14 @@ class ScoredSample:
 
     @property
     def turn(self) -> list[int]:
-        """The turn of each step."""
+        """The 0-based turn of each step; all 0 unless it is a trajectory."""
         return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
-        """Returns the index of each step's last token, if the client sent tokens.
+        """Returns the index of each step's last token among the client's T tokens, or None if the client sent no
+        tokens.
 
-        Raises Refusal if no token covers a step's last character.
+        `where` begins errors, e.g. `samples[3]`. Raises Refusal (400) if no token covers a step's last character.
         """
         if self.tokens is None:
             return None
@@ -109,7 +110,15 @@ class RewardsRequest(RequestFields):
 
 
 async def rewards(request: Request) -> Response:
-    """`POST /v1/rewards`."""
+    """Answers `POST /v1/rewards`: `samples`, `credit`, `rule`, `model`, `usage`.
+
+    A sample has `steps`, its `score` (null if blank), and `text` unless it is a trajectory. A step has `span`, `turn`,
+    `score`; with tokens `token`, with further outputs `outputs`, with a credit `reward`. With a credit, a sample also
+    has `tail_reward`, and with tokens `token_rewards`.
+
+    Raises Refusal: 400 for an invalid sample, credit or tokenizer, 413, 503 or 504 for too much work; RecordError for a
+    malformed sample.
+    """
     asked = read_request(RewardsRequest, await json_of(request))
     call, view, sent = Call(request, asked.model, asked.rule), request.app.state.view, asked.samples
     engine, config = call.engine, _credit(asked.credit, call.engine.prm)
@@ -433,10 +442,10 @@ PENDING = 64
 def text_spans(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
     """Decodes T ids without special tokens; returns the text, and the span of characters that each token completes.
 
-    The spans are consecutive and cover the text. If several tokens make up a character, it belongs to the last. The
-    others, and special tokens, have an empty span.
+    A span is (start, stop), half-open; there are T. They are consecutive and cover the text. If several tokens make up
+    a character, it belongs to the last. The others, and special tokens, have an empty span.
 
-    Raises ValueError if an id is outside the vocabulary.
+    Raises ValueError if an id is outside the vocabulary, or more than `PREFIXES` ids have broken characters.
     """
     if ids and not 0 <= min(ids) <= max(ids) < max(tokenizer.vocab_size, 1 + max(tokenizer.special_ids, default=-1)):
         raise ValueError(f"token ids reach from {min(ids)} to {max(ids)}: they are of another tokenizer")

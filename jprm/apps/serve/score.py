@@ -75,10 +75,14 @@ OPTIONS = ("rule", "model", "prompt_cache_key", "stream")
 
 
 async def score(request: Request) -> Response:
-    """Scores one record, or, if the content type is application/x-ndjson, one record per line.
+    """Answers `POST /v1/score`: `record` (with its scores), `chains` (`Call.chains`), `rule`, `model`, `usage`.
 
-    For lines, the answer is byte-identical to `jprm score`, which packs them in chunks of 64; so they share no row with
-    other requests.
+    If the content type is application/x-ndjson, scores one record per line and streams the records with scores. That
+    answer is byte-identical to `jprm score`, which packs them in chunks of 64; so they share no row with other
+    requests. With `stream`, a judge's answer is a stream of events (`jprm.apps.serve.judges.stream`).
+
+    Raises Refusal: 400 or 404 for an invalid request, 413 for a too large one, 503 or 504 if it waits too long, 502 if
+    a judge's policy fails; RecordError for a bad record.
     """
     if kind_of_body(request) == LINES:
         return await _lines(request)
@@ -107,7 +111,10 @@ async def score(request: Request) -> Response:
 
 
 def record_with(body: dict[str, Any], tree: ReasoningTree, outputs: Outputs, engine: Engine) -> dict[str, Any]:
-    """Returns the record with its scores, and a judge's critiques under `judge`, like `jprm score`."""
+    """Returns a copy of the record with its scores, and a judge's critiques under `judge`, like `jprm score`.
+
+    `tree` is `body`'s tree, `outputs` its named outputs from the engine.
+    """
     if not isinstance(outputs, JudgedOutputs):
         return scored(body, tree, outputs)
     return judged_record(body, with_outputs(tree, outputs), {"name": engine.prm.name, **outputs.report})
@@ -204,7 +211,13 @@ class RerankRequest(RequestFields):
 
 
 async def rerank(request: Request) -> Response:
-    """`POST /v1/rerank`. Equal documents are scored once."""
+    """Answers `POST /v1/rerank`: `results`, `model`, `usage`. Equal documents are scored once.
+
+    `results` has `index` and `relevance_score` (the chain score), the best first, equal scores in order of index; at
+    most `top_n`. With `return_documents`, also {"document": {"text": ...}}.
+
+    Raises Refusal: 400 if the query or a document is empty, 502 if a judge gave no score, and as `score`.
+    """
     asked = read_request(RerankRequest, await json_of(request))
     call = Call(request, asked.model, asked.rule)
     if not asked.query.strip():
@@ -255,7 +268,14 @@ class ContinueRequest(RequestFields):
 
 
 async def alternatives(request: Request) -> Response:
-    """`POST /v1/continue`."""
+    """Answers `POST /v1/continue`: `alternatives` in the order of samples, `scores` of the steps so far, `policy`,
+    `usage`.
+
+    An alternative has `steps`, their `scores`, `score` (of the chain; null after an error), `finish_reason`, `tokens`,
+    and `error` if the policy failed.
+
+    Raises Refusal: 400 without a policy, 502 if each sample failed, 503 if too many requests wait, and as `score`.
+    """
     body = await json_of(request)
     writer = server_of(request).policy
     asked = read_request(ContinueRequest, body)

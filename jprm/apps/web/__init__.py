@@ -49,7 +49,7 @@ class Listen:
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Whether only this machine can reach the server: the host is `localhost` or a loopback address."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -57,27 +57,28 @@ class Listen:
 
 
 def bytes_of_file(file: str) -> bytes:
-    """Reads `package:name`."""
+    """Reads a packaged file, e.g. `jprm.apps.web:base.css`. Raises FileNotFoundError if the package lacks it."""
     package, name = file.split(":")
     return resources.files(package).joinpath(name).read_bytes()
 
 
 def text_of_file(file: str) -> str:
-    """Reads the text of `package:name`."""
+    """Reads the UTF-8 text of a packaged file, e.g. `jprm.apps.web:chain.js`, like `bytes_of_file`."""
     return bytes_of_file(file).decode()
 
 
 def names_in(folder: str) -> list[str]:
-    """Lists the files in `package:folder`."""
+    """Returns the sorted names in a packaged folder, e.g. `jprm.apps.web:katex/fonts`."""
     package, name = folder.split(":")
     return sorted(file.name for file in resources.files(package).joinpath(name).iterdir())
 
 
 def around(tree: ReasoningTree) -> list[dict[str, Any]]:
-    """Returns the context shown on a page around each step; see `around` in chain.js.
+    """Returns the context shown on a page around each step of a message tree, one dict per step in `tree.steps`.
 
     `before`: [role, text] of the messages since the previous turn, without the problem, which pages show above.
-    `thoughts`: of the turn, at its first step. `calls`: names and arguments, at its last step.
+    `thoughts`: reasoning of the turn, at its first step, else "". `calls`: [name, arguments as text] of its tool calls,
+    at its last step, else []. See `around` in chain.js.
     """
     nodes, shown = tree.nodes, []
     goes_on = {node.parent for node in nodes if node.continues}

@@ -50,7 +50,7 @@ LARGE, _OPENING = 1 << 18, re.compile(rb'\[|\{\s*["}]')
 
 
 class Refusal(Exception):
-    """An error answer: status, message, and the request field at fault."""
+    """An error answer: HTTP status, message, the request field at fault (if any), and further headers."""
 
     def __init__(self, status: int, message: str, param: str | None = None, headers: Mapping[str, str] | None = None):
         super().__init__(message)
@@ -58,7 +58,11 @@ class Refusal(Exception):
 
     @property
     def content(self) -> dict[str, Any]:
-        """The error in OpenAI's form."""
+        """The error in OpenAI's form: {"error": {"message", "type", "param", "code"}}.
+
+        `code` is the status, `type` `invalid_request_error` below 500, else `server_error`; messages end at 1,000
+        characters.
+        """
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message[:1000], "type": kind, "param": self.param, "code": self.status}}
 
@@ -67,7 +71,7 @@ class Refusal(Exception):
 
 
 def event(content: Mapping[str, Any]) -> bytes:
-    """Formats a JSON object as a server-sent event."""
+    """Returns a JSON object as a server-sent event: `data: {...}` and a blank line."""
     return f"data: {json.dumps(content)}\n\n".encode()
 
 
@@ -86,7 +90,10 @@ HANDLERS: dict[Any, Any] = {
 
 
 def key_of(config: Listen) -> str | None:
-    """Returns the key that clients need, if any. Raises ValueError if the server is public but has no key."""
+    """Returns the key that clients need, from the environment's JPRM_API_KEY, or None if it is unset or empty.
+
+    Raises ValueError if others can reach the server (not `loopback`) and there is no key.
+    """
     key = os.environ.get(KEY) or None
     if key is None and not config.loopback:
         raise ValueError(f"host {config.host}: others can reach it. Set {KEY}, or use 127.0.0.1")
@@ -94,7 +101,10 @@ def key_of(config: Listen) -> str | None:
 
 
 def under(config: Listen) -> list[Middleware]:
-    """Returns the middleware to strip `root_path` from request paths. It must come first."""
+    """Returns the middleware to strip `root_path` from request paths, [] without one. It must come first.
+
+    The path itself, without the slash, is redirected to `root_path/`.
+    """
     return [Middleware(_Under, root=config.root_path)] if config.root_path else []
 
 
@@ -115,7 +125,11 @@ class _Under:
 
 
 def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
-    """Returns the middleware to check host, origin and key. `expected` maps a path to its key, if it needs one."""
+    """Returns the middleware to check host (400 if unknown), origin (CORS), and key (401), in this order.
+
+    `expected` maps a path (without `root_path`) to the key that it needs, or None. The host is only checked on a
+    loopback address or if `hosts` are named; one that begins with `*` stands for its subdomains.
+    """
     names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]
 
     def of_host(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
@@ -159,7 +173,10 @@ A thread switch would take as long, and a core.
 
 
 async def worked(request: Request, work: Callable[[], T], items: int = 1) -> T:
-    """Runs `work` for a request with a complete body, in a thread if slow.
+    """Runs `work` once for a request, and returns its result; its errors pass through.
+
+    The body must have been read (`body_of`). A body above `SMALL` bytes, or more than `FEW` `items`, runs in a thread,
+    else in the event loop, which it blocks.
 
     Raises Refusal (499) if the client disconnected before the work begins.
     """
@@ -183,13 +200,17 @@ ROUNDS = 3
 
 
 async def gone(request: Request) -> None:
-    """Returns when the client has disconnected."""
+    """Returns when the client has disconnected. The body must have been read: further parts are discarded."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 async def body_of(request: Request) -> bytes:
-    """Reads the body. Raises Refusal if it is too large (413), too slow (408) or compressed (415)."""
+    """Reads the whole body, and stores its size in `request.state.bytes`. The limits are those of the server's
+    `Listen`.
+
+    Raises Refusal if it is too large (413), too slow (408) or compressed (415).
+    """
     config, parts, size = request.app.state.listen, [], 0
     if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
         raise Refusal(415, f"the body is encoded as {encoding}: send it as it is, without Content-Encoding")
@@ -207,15 +228,16 @@ async def body_of(request: Request) -> bytes:
 
 
 def kind_of_body(request: Request) -> str:
-    """Returns the content type in lower case, without parameters."""
+    """Returns the content type in lower case, without parameters, e.g. `application/json`; "" if there is none."""
     return request.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 async def json_of(request: Request) -> dict[str, Any]:
     """Reads the JSON object of a request.
 
-    Raises Refusal like `body_of`, if the content type is not JSON (415; a page on another site can send other types
-    without permission), and if the body is not an object (400).
+    Raises Refusal like `body_of`, like `json_in` and `worked`, if the content type is not JSON (415; a page on another
+    site can send other types without permission), and if the body is not an object (400). Raises RecordError if it is
+    not valid JSON.
     """
     if (kind := kind_of_body(request)) != "application/json":
         raise Refusal(415, f"the body is of type {kind or 'unknown'}: send Content-Type: application/json")
@@ -227,10 +249,10 @@ async def json_of(request: Request) -> dict[str, Any]:
 
 
 def json_in(text: bytes, where: str) -> Any:
-    """Parses JSON with size limits.
+    """Parses JSON with size limits; returns any JSON value. `where` begins the errors, e.g. `body`.
 
-    Raises RecordError if it is invalid, and Refusal if it has more than DEEPEST levels (400) or MOST objects and lists
-    (413).
+    Raises RecordError if it is invalid, e.g. has NaN or a duplicate key, and Refusal if it has more than DEEPEST levels
+    (400) or MOST objects and lists (413).
     """
     if len(text) > LARGE and sum(1 for _ in _OPENING.finditer(text)) > 2 * MOST:  # it is not even read
         raise Refusal(413, f"{where}: holds more than {MOST:,} objects and lists: send it in parts")
@@ -274,10 +296,11 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 @functools.cache
 def fields_of(kind: type[RequestFields]) -> dict[str, tuple[tuple[Any, ...], Mapping[str, Any], Any]]:
-    """Returns (types, annotation, default) for every field of a request type.
+    """Returns {field's name: (types, annotation, default)} of a request type, in order. Cached.
 
-    NoneType is left out of the types, since null means absent. If a name is a Python keyword, the dataclass appends `_`
-    to it.
+    NoneType is left out of the types, since null means absent. The annotation has `description` and bounds, e.g.
+    {"minimum": 1}. A required field has `dataclasses.MISSING` as its default. If a name is a Python keyword, the
+    dataclass appends `_` to it, the key does not.
     """
     hints, fields = typing.get_type_hints(kind, include_extras=True), {}
     for field in dataclasses.fields(typing.cast(Any, kind)):
@@ -331,7 +354,10 @@ HEADERS = {
 
 
 def files_of(package: str, *names: str, at: str = "/") -> dict[str, str]:
-    """Returns a package's files, `package:name`, by URL path."""
+    """Returns {URL path: `package:name`} for files of a package, e.g. {"/base.css": "jprm.apps.web:base.css"}.
+
+    Reads no file. `at` begins the paths.
+    """
     return {f"{at}{name}": f"{package}:{name}" for name in names}
 
 
@@ -343,7 +369,10 @@ MATH = files_of(
 
 
 def page_route(path: str, text: str | bytes, name: str) -> Route:
-    """Returns a route that serves a file's content; the type follows from the name's extension."""
+    """Returns a GET route that serves `text` with `HEADERS`; the type follows from the name's extension.
+
+    An unknown extension is sent as text/plain.
+    """
     kind = "font/woff2" if name.endswith(".woff2") else mimetypes.guess_type(name)[0] or "text/plain"
     body = text.encode() if isinstance(text, str) else text
 
@@ -354,12 +383,18 @@ def page_route(path: str, text: str | bytes, name: str) -> Route:
 
 
 def file_routes(files: Mapping[str, str]) -> list[Route]:
-    """Returns routes for files by path; a file is `package:name`."""
+    """Returns a route per URL path (`page_route`); reads each file, `package:name`, now.
+
+    Raises FileNotFoundError if the package lacks one.
+    """
     return [page_route(path, bytes_of_file(file), file) for path, file in files.items()]
 
 
 def opened(config: Listen) -> socket.socket:
-    """Returns a listening socket. Raises a one-line OSError if the port is unavailable."""
+    """Returns a listening TCP socket on the config's host and port (0: a free one).
+
+    Raises a one-line OSError if the port is unavailable, without an errno.
+    """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         return socket.create_server((config.host, config.port), family=family)
@@ -369,7 +404,10 @@ def opened(config: Listen) -> socket.socket:
 
 
 def listening(config: Listen, **more: Any) -> dict[str, Any]:
-    """Returns uvicorn's arguments. The access log is off: it would hold addresses and query strings."""
+    """Returns keyword arguments of `uvicorn.Config`: `host`, `port`, `http` (`timed`), `access_log`, `server_header`.
+
+    `more` adds to or overrides them. The access log is off: it would hold addresses and query strings.
+    """
     options = dict(host=config.host, port=config.port, http=timed(config.body_seconds), access_log=False)
     return options | {"server_header": False} | more
 
@@ -379,9 +417,10 @@ HEADER_BYTES = 1 << 16
 
 
 def timed(seconds: float) -> type[asyncio.Protocol]:
-    """Returns a uvicorn HTTP protocol with a time limit for the headers of each request.
+    """Returns a uvicorn HTTP protocol class with a time limit, in seconds, for the headers of each request.
 
-    uvicorn itself waits without limit for the first byte and for the rest of the headers.
+    It closes the connection after that, or above `HEADER_BYTES` bytes of headers. uvicorn itself waits without limit
+    for the first byte and for the rest of the headers.
     """
 
     class Timed(AutoHTTPProtocol):  # pyright: ignore[reportGeneralTypeIssues]  # one of two classes
