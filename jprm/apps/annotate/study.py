@@ -143,10 +143,9 @@ Alternatives = Sequence[Sequence[int]]
 
 
 def alternatives_of(tree: ReasoningTree) -> list[list[int]]:
-    """Returns the node indices of the alternatives after the problem (at 0), then after node i (at i + 1), in rising
-    order.
+    """Returns the node indices of the alternatives after the problem (first), then after every node.
 
-    A leaf's list is empty.
+    So result[0] has the first steps, and result[i + 1] the children of node i, in rising order; [] for a leaf.
     """
     after: list[list[int]] = [[] for _ in range(len(tree.nodes) + 1)]
     for i, node in enumerate(tree.nodes):
@@ -160,10 +159,9 @@ def is_chain(tree: ReasoningTree) -> bool:
 
 
 def rated_tree(tree: ReasoningTree) -> ReasoningTree:
-    """Returns the rated part of a tree: for a tree of messages, a tree of its steps (with their role); else the tree
-    itself.
+    """Returns the rated part of a tree: for a tree of messages, a tree of its steps (with their role).
 
-    Step i is the node `tree.steps[i]` in the message tree.
+    Else the tree itself. Step i is the node `tree.steps[i]` in the message tree.
     """
     only = steps_only(tree)
     if only is tree:
@@ -219,11 +217,10 @@ def chains_in(path: str | os.PathLike) -> Iterator[ReasoningTree]:
 
 
 def trees_in(path: str | os.PathLike, most: int) -> Iterator[ReasoningTree]:
-    """Yields a file's chains, pools and trees as trees with at most `most` alternatives per step (`merged`, then
-    `pruned`).
+    """Yields a file's chains, pools and trees as trees with at most `most` alternatives per step.
 
-    Records without steps are left out. Raises RecordError for a bad record or a trajectory, ValueError for one without
-    scores or a file that is not JSON Lines, FileNotFoundError if it is missing.
+    They are `merged`, then `pruned`. Records without steps are left out. Raises RecordError for a bad record or a
+    trajectory, ValueError for one without scores or a file that is not JSON Lines, FileNotFoundError if it is missing.
     """
     for i, tree in enumerate(read_trees(path)):
         if tree.of_messages:

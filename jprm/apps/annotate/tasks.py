@@ -159,8 +159,9 @@ class Tasks:
         return self.trees[task.pool][task.index]
 
     def anchored(self, task: Task) -> bool:
-        """Whether the annotator sees the model's scores in this task: never outside `work`, there by a chance fixed by
-        the seed.
+        """Whether the annotator sees the model's scores in this task (decided by chance, from the study's seed).
+
+        Always False outside the pool `work`.
         """
         config = self.study.config
         return (
@@ -178,10 +179,10 @@ class Tasks:
         return seen is not None
 
     def after(self, event: Mapping[str, Any]) -> Task:
-        """Returns the event's task as it would be after the event (`changed`, or the event of `next`), without applying
-        it.
+        """Returns the event's task as it would be after the event, without applying it.
 
-        Raises Conflict if the event does not fit, or its task is unknown or another annotator's.
+        Events are as in `changed`, or from `next`. Raises Conflict if the event does not fit, or its task is unknown or
+        another annotator's.
         """
         if event["kind"] == "open":
             fields = {key: event[key] for key in ("annotator", "pool", "index", "again")}
@@ -192,8 +193,9 @@ class Tasks:
         return changed(task, self.alternatives[task.pool][task.index], event, recovers=self.tree(task).of_messages)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Applies an event, without comparing its uuid (see `known`). Raises Conflict, without any change, if it does
-        not fit.
+        """Applies an event, without comparing its uuid (see `known`).
+
+        Raises Conflict, without any change, if it does not fit.
         """
         task = self.after(event)
         if event["kind"] == "open":
@@ -222,8 +224,9 @@ class Tasks:
         return {**names, "pool": pool, "index": index, "again": again, "time": now}
 
     def as_known(self, task: Task) -> float:
-        """Returns the agreement, from 0 to 1, of a finished task with its known labels (`alike`); 0 if it is not
-        `rated`.
+        """Returns the agreement, from 0 to 1, of a finished task with its known labels (`alike`).
+
+        0 if it is not `rated`.
         """
         tree = self.tree(task)
         return task.rated * alike(tree, task.wrong, known_wrong(tree))

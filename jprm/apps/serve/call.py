@@ -157,8 +157,7 @@ class Call:
 
     @contextlib.contextmanager
     def naming(self, what: str, trees: Callable[[], Sequence[ReasoningTree | None]]) -> Iterator[None]:
-        """If `tokens_of` refuses trees (400) in the block, raises the Refusal of the first at fault, named e.g.
-        `samples[3]`.
+        """If `tokens_of` refuses trees (400) in the block, raises the first one's Refusal, named e.g. `samples[3]`.
 
         `what` is the field, e.g. `samples`; `trees` is only called then, and its None entries are skipped.
         """
@@ -208,11 +207,11 @@ class Call:
             waiting.cancel()
 
     async def in_turn(self, pieces: Sequence[Callable[[], concurrent.futures.Future]]) -> list[Any]:
-        """Returns the results of one request's pieces, in order; other requests may run between them. [] without
-        pieces.
+        """Returns the results of one request's pieces, in order; other requests may run between them.
 
-        Each piece is a function that starts work and returns its future; it is called while the previous one runs. All
-        share one time limit. After an error, the others are cancelled. Raises Refusal like `answer`.
+        [] without pieces. Each piece is a function that starts work and returns its future; it is called while the
+        previous one runs. All share one time limit. After an error, the others are cancelled. Raises Refusal like
+        `answer`.
         """
         deadline = time.monotonic() + self.config.answer_seconds
         futures: list[concurrent.futures.Future] = []
@@ -228,11 +227,10 @@ class Call:
                 future.cancel()
 
     async def outputs_of(self, tree: ReasoningTree, tokens: int, caller: str) -> tuple[Outputs, int | None]:
-        """Returns a tree's named outputs, (N,) each, and the number of cached tokens, which is None without a `caller`
-        ("").
+        """Returns a tree's named outputs, (N,) each, and the number of cached tokens.
 
-        `tokens` is from `tokens_of`. `caller` names the client whose earlier prefixes are reused. Raises Refusal like
-        `answer`.
+        The number is None without a `caller` (""), the client whose earlier prefixes are reused. `tokens` is from
+        `tokens_of`. Raises Refusal like `answer`.
         """
         if not caller:
             return (await self.answer(self.engine.score([tree], tokens)))[0], None
@@ -276,11 +274,10 @@ class Call:
         return await self.worked(scored, len(places)), tokens
 
     def chains(self, tree: ReasoningTree, score_N: np.ndarray) -> list[dict[str, Any]]:
-        """Returns each chain's `nodes` (a list of node indices), `score` and `weakest`, in the order of their last
-        nodes.
+        """Returns {"nodes", "score", "weakest"} for each chain, in the order of their last nodes.
 
-        `score_N` has the step scores, NaN if a judge gave none: then `score` is None. `weakest` is the lowest-scoring
-        node, None if no node has a score.
+        `nodes` is a list of node indices. `score_N` has the step scores, NaN if a judge gave none: then `score` is
+        None. `weakest` is the lowest-scoring node, None if no node has a score.
         """
         paths = chains_of(tree)
         value_B, _ = chain_scores([score_N[path].tolist() for path in paths], self.rule, self.engine.prm.scale)

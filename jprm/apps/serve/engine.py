@@ -135,8 +135,9 @@ class Programs:
         say(f"compiled for rows of {lengths} tokens in {sum(self.seconds.values()):.1f} s")
 
     def compile(self, tokens: int) -> None:
-        """Compiles rows of `tokens` tokens, unless that is done or has failed; blocks, also for another thread's
-        compilation.
+        """Compiles rows of `tokens` tokens, unless that is done or has failed.
+
+        Blocks, also for another thread's compilation.
 
         Raises no error of the compiler: it is logged and put into `failed`.
         """
@@ -594,11 +595,11 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
 
 
 def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
-    """Merges trees with the same problem into one tree without labels of its own; returns it and each step's node in
-    it.
+    """Merges trees with the same problem into one tree without labels of its own.
 
-    The nodes are an int64 array for the nodes of all trees, one tree after the other. Common step prefixes are shared.
-    There must be at least one tree; the first one's problem and system message are taken unchecked.
+    Returns it and each step's node in it. The nodes are an int64 array for the nodes of all trees, one tree after the
+    other. Common step prefixes are shared. There must be at least one tree; the first one's problem and system message
+    are taken unchecked.
     """
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}

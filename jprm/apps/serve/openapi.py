@@ -36,8 +36,9 @@ class Operation:
 
 
 def posted(answer: Callable[[Request], Any], takes: type[RequestFields]) -> Operation:
-    """Builds a POST operation; the summary is the docstring of the request type, and its `gives` are the answer's
-    fields.
+    """Builds a POST operation.
+
+    The summary is the docstring of the request type, and its `gives` are the answer's fields.
     """
     return Operation(answer, str(takes.__doc__), takes.gives, takes, "post")
 

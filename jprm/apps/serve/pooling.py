@@ -62,8 +62,9 @@ class PoolingRequest(RequestFields):
 
     @property
     def raw(self) -> bool:
-        """Whether the request asks for logits instead of probabilities: `use_activation` or an older name of it is
-        false.
+        """Whether the request asks for logits instead of probabilities.
+
+        True if `use_activation`, or one of its older names, is false.
         """
         return False in (self.use_activation, self.activation, self.softmax)
 

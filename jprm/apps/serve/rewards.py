@@ -69,8 +69,7 @@ class ScoredSample:
         return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
-        """Returns the index of each step's last token among the client's T tokens, or None if the client sent no
-        tokens.
+        """Returns the index of each step's last token among the client's tokens; None if it sent no tokens.
 
         `where` begins errors, e.g. `samples[3]`. Raises Refusal (400) if no token covers a step's last character.
         """

@@ -268,11 +268,10 @@ class ContinueRequest(RequestFields):
 
 
 async def alternatives(request: Request) -> Response:
-    """Answers `POST /v1/continue`: `alternatives` in the order of samples, `scores` of the steps so far, `policy`,
-    `usage`.
+    """Answers `POST /v1/continue`: `alternatives` in the order of samples, `scores` of the steps so far, `policy`.
 
     An alternative has `steps`, their `scores`, `score` (of the chain; null after an error), `finish_reason`, `tokens`,
-    and `error` if the policy failed.
+    and `error` if the policy failed. The answer also has `rule`, `model` and `usage`.
 
     Raises Refusal: 400 without a policy, 502 if each sample failed, 503 if too many requests wait, and as `score`.
     """

@@ -206,8 +206,9 @@ async def gone(request: Request) -> None:
 
 
 async def body_of(request: Request) -> bytes:
-    """Reads the whole body, and stores its size in `request.state.bytes`. The limits are those of the server's
-    `Listen`.
+    """Reads the whole body, and stores its size in `request.state.bytes`.
+
+    The limits are those of the server's `Listen`.
 
     Raises Refusal if it is too large (413), too slow (408) or compressed (415).
     """

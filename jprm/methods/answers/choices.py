@@ -59,7 +59,11 @@ _LETTER = re.compile(r"[A-J]", re.IGNORECASE)
 
 
 def choices(prose: Prose) -> list[Mark]:
-    """Returns the stated choice letters, A to J, e.g. in "the answer is (b)", in the order of the patterns."""
+    """Returns the chosen letters, A to J in upper case, e.g. in "Option D is the correct answer"; [] if there are none.
+
+    They are in the order of the patterns, not of the text (`Mark.at`). A text that is only an option stays whole, e.g.
+    "B. 12".
+    """
     text = prose.text
     if "\n" not in text.strip():
         if option := _OPTION.match(text):

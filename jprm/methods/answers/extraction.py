@@ -45,7 +45,10 @@ _NONE = Extracted(None, None)
 
 
 def extract(text: str, *, form: Rule | None = None) -> Extracted:
-    """Returns the final answer and its rule. If `form` is given, e.g. `box`, only that rule counts."""
+    """Returns the final answer, as written, and its rule. If `form` is given, e.g. `box`, only that rule counts.
+
+    Both are None if the text states no answer (by `form`). Raises ValueError for an unknown form.
+    """
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")
     prose = prose_of(text[end_of_thoughts(text) :])
@@ -65,7 +68,7 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
 
 
 def extract_answer(text: str) -> str | None:
-    """Returns the final answer of a text, if it states one."""
+    """Returns the final answer of a text, as written, or None if it states no answer."""
     return extract(text).answer
 
 

@@ -142,7 +142,10 @@ _OPEN_ENDS = re.compile(r"^\]([^\[\]]*)(\[|\])$|^(\[)([^\[\]]*)\[$")  # ]0,1[
 
 @functools.lru_cache(1 << 15)
 def normal(text: str) -> str:
-    """Returns an answer as plain LaTeX, without delimiters, fonts, sizes and gaps, with one spelling per symbol."""
+    r"""Returns an answer as plain LaTeX, without delimiters, fonts, sizes and gaps, with one spelling per symbol.
+
+    Units, commas in numbers and case stay. Cached. E.g. `$\dfrac12$.` gives `\frac12`.
+    """
     if _PLAINEST.fullmatch(text):
         return text
     text = in_latex(text).replace("\\$", "\x01")
@@ -191,7 +194,7 @@ def _closes(text: str) -> int:
 
 
 def squeezed(text: str) -> str:
-    """Removes white space and braces without meaning, for comparison as text."""
+    """Removes white space (except between digits) and braces without meaning, for comparison as text."""
     text = re.sub(r"([_^])\{(\w)\}", r"\1\2", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}", text)
     return re.sub(r"(?<!\d)\s|\s(?!\d)", "", text)
@@ -280,7 +283,10 @@ def unit_of(phrase: str) -> str | None:
 
 
 def size_of(unit: str) -> tuple[str, Fraction]:
-    """Returns the base unit and the size in it, e.g. ("m2", 1/10000) for "cm2"; an unknown unit and 1."""
+    """Returns the base unit and the size in it, e.g. ("m2", 1/10000) for "cm2"; an unknown unit itself and 1.
+
+    The unit's name must be from `unit_of`.
+    """
     name, power = (unit[:-1], unit[-1]) if unit[-1:] in ("2", "3") else (unit, "")
     base, size = _SIZE_OF.get(name, (name, Fraction(1)))
     return base + power, size ** int(power or 1)
@@ -300,7 +306,10 @@ def _summed(text: str) -> Number | None:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """Splits a normal form into the text without unit or currency, and the unit name ("" if absent or unknown)."""
+    """Splits a normal form into the text without unit or currency, and the unit name as `unit_of` gives it.
+
+    The name is "" if there is no unit, or it is another noun, e.g. ("5", "") for "5 apples".
+    """
     unit = ""
     if m := re.match(
         r"([-+]?)\s*(US\s?\\?\$|\\\$|[€£¥₹]|(?:USD|EUR|GBP|INR|JPY|Rs\.?)(?=\s*[\d.]))\s*(?=[-+]?[\d.\\(])", text
@@ -342,7 +351,10 @@ def _last_value(text: str) -> int:
 
 
 def clash(left: str, right: str) -> bool:
-    """Returns whether two units are given and differ; "deg" fits all that begin like it, e.g. "degC"."""
+    """Returns whether two unit names are given ("" is absent) and differ.
+
+    "deg" fits all that begin like it, e.g. "degC".
+    """
     degrees = "deg" in (left, right) and left[:3] == right[:3]
     return bool(left and right and left != right and not degrees)
 
@@ -413,7 +425,10 @@ class Number(NamedTuple):
 
 @functools.lru_cache(1 << 15)
 def number_of(answer: str | float) -> Number | None:
-    """Parses an answer as a number; None for other answers and for exponents with four digits."""
+    """Parses an answer as a number, exactly; None for other texts, inf and NaN, and exponents with four digits. Cached.
+
+    A percentage keeps its number: 18% has the value 18 and `percent`.
+    """
     if not isinstance(answer, str):
         finite = isinstance(answer, int) or math.isfinite(answer)
         return Number(Fraction(answer), isinstance(answer, float), False, "") if finite else None
@@ -533,9 +548,10 @@ def _in_words(text: str) -> Fraction | None:
 def canonical_answer(answer: Any) -> str | float | None:
     r"""Returns a hashable form, equal for equal everyday answers; None if there is no answer.
 
-    Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") compare by value, other
-    strings by their stripped text. A missing answer, a blank string and NaN count as no answer. Raises ValueError for
-    other types, e.g. lists.
+    Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") give an int or float by value,
+    other strings their stripped text; booleans and infinities give their text, e.g. "True". A missing answer, a blank
+    string and NaN count as no answer. A decimal that no float holds gives its text. Raises ValueError for other types,
+    e.g. lists.
     """
     if answer is None or isinstance(answer, float) and math.isnan(answer):
         return None

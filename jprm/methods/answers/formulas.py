@@ -78,7 +78,11 @@ _AND = re.compile(r"\s*(?:,\s*)?(?:and|or)\s+(?=[$\\\d(\[+\-−√π½]|[a-zA-Z]
 
 
 def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
-    """Returns the first number, formula, choice or words, their kind ("" if there are none), and where they end."""
+    """Returns the first number, formula, choice or words as (item, kind, end).
+
+    `kind` is "value" for a number, formula or choice, "words", or "" if there is no item (then the item is ""). `end`
+    is the index in `text` after it. `text` must begin with the item, after fillers such as "is".
+    """
     at = m.end() if (m := _FILLER.match(text)) else 0
     choice = re.match(
         r"\(?([A-J])\s*[).:]+\s+(?=\S)|\(([A-Ja-j])\)(?=\W|\Z)|([A-J])(?=[\s]*(?:[.,;!:]\s|[.,;!]?\Z|\n|-\s|–|\s\(\d+\)))",
@@ -373,7 +377,10 @@ _NAME_IN_WORDS = re.compile(r"\\(?:text\w*|mbox|mathrm)\s*\{[^{}]*\}|\\[a-zA-Z]+
 
 
 def values(line: str) -> list[Value]:
-    """Returns the formulas and numbers after a line's label, of equations the last side; else runs of digits."""
+    """Returns the formulas and numbers after a line's label, in order, of equations the last side; else runs of digits.
+
+    Positions are half-open, in `line`. [] if there are no digits or formulas.
+    """
     label = LABEL.match(line)
     items: list[Value] = []
     at = first = label.end() if label else 0
@@ -397,7 +404,7 @@ def values(line: str) -> list[Value]:
 
 
 def formula_at(text: str, at: int) -> str:
-    """Returns the number or formula at `at`, after spaces, or ""."""
+    """Returns the number or formula that begins at index `at`, after spaces, or "" if another text does."""
     while at < len(text) and text[at] == " ":
         at += 1
     end = _end_of_formula(text, at)

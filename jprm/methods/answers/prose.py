@@ -12,7 +12,10 @@ Span = tuple[int, int]
 
 
 def any_of(phrases: str) -> str:
-    """Builds a regex for any phrase of a comma-separated list, e.g. "out of, in", with any white space."""
+    """Returns a regex for any phrase of a comma-separated list, e.g. "out of, in", with any white space.
+
+    It is one non-capturing group. Phrases may themselves be regexes without commas.
+    """
     return "(?:" + "|".join(r"\s+".join(phrase.split()) for phrase in phrases.split(",")) + ")"
 
 
@@ -62,13 +65,16 @@ _WIDE = re.compile(r"[^\S\n]{3,}|\n{3,}")
 
 
 def end_of_thoughts(text: str) -> int:
-    """Returns the end of the thoughts; 0 if there are no thoughts or no text follows them."""
+    """Returns the index after the last mark that ends thoughts, e.g. `</think>`; 0 if no mark or no text follows it."""
     end = max((mark.end() for mark in _THOUGHTS.finditer(text)), default=0)
     return end if text[end:].strip() else 0
 
 
 def prose_of(text: str) -> Prose:
-    """Removes tokens, HTML and Markdown emphasis; formulas keep theirs."""
+    """Removes tokens, HTML and Markdown emphasis, and long gaps; formulas keep theirs.
+
+    Bold spans refer to the new text.
+    """
     text = _WIDE.sub(lambda gap: gap[0][:2], text)
     # \b and \f of a string that was not escaped
     text = text.replace("\x08oxed", "\\boxed").replace("\x0crac", "\\frac")

@@ -25,7 +25,10 @@ _ABBREVIATED = re.compile(r"\b(?:Dr|Mr|Mrs|Ms|St|Prof|approx|vs|etc|No|U\.S|i\.e
 
 
 def sentences(text: str, start: int, end: int) -> list[Span]:
-    """Returns the (start, end) of each sentence in text[start:end]; an abbreviation, e.g. "Dr.", is not an end."""
+    """Returns the half-open (start, end) of each sentence in text[start:end].
+
+    An abbreviation, e.g. "Dr.", is not an end. The last one is the rest without a full stop, which may be empty.
+    """
     out = []
     for stop in _FULL_STOP.finditer(text, start, end):
         if not _ABBREVIATED.search(text, max(start, stop.start() - 8), stop.start()):
@@ -37,7 +40,9 @@ def sentences(text: str, start: int, end: int) -> list[Span]:
 def conclusion(prose: Prose) -> Mark | None:
     """Returns the answer of a text without marks: from its last sentence with a number or formula, or in words.
 
-    Words count only if the last sentence concludes with them ("Therefore, after 90 degrees she is facing **east**.").
+    Words count only if the last sentence concludes with them ("Therefore, after 90 degrees she is facing **east**."),
+    with the rule `statement`; else the rule is `number`. None if there is no such sentence. `at` counts from the last 4
+    * LONGEST characters, which alone are read.
     """
     prose = prose.since(max(0, len(prose.text) - 4 * LONGEST))
     prose = prose._replace(text=MATH.sub(lambda m: m[0].replace("\n", " "), prose.text))
@@ -286,7 +291,10 @@ def is_clause(text: str) -> bool:
 
 
 def last_statement(text: str, at: int) -> Span:
-    """Returns the last sentence with "therefore" and a value in the line from `at` on, else the first one."""
+    """Returns (start, end) of the last sentence with "therefore" and a value in the line from `at` on.
+
+    Without one, it is the first sentence.
+    """
     end = text.find("\n", at)
     spans = sentences(text, at, min(len(text) if end < 0 else end, at + LONGEST))
     return next(

@@ -90,7 +90,10 @@ _STEP = re.compile(r"^[A-Z]\d{1,3}:", re.MULTILINE)  # A3: of answers to subques
 
 
 def statements(prose: Prose) -> list[Mark]:
-    """Returns the answers stated as answer, result or solution."""
+    """Returns the answers stated as answer, result or solution, in the order of the patterns; [] if there are none.
+
+    `Mark.at` is the phrase's place. The answer is "" if the text ends at the phrase, cut off.
+    """
     text, out = prose.text, []
     steps = [m.start() for m in _STEP.finditer(text)]
     for kind, pattern in (("result", _RESULT), ("phrase", _PHRASE), ("abroad", _ABROAD)):
@@ -211,7 +214,10 @@ _TITLES = re.compile(
 
 
 def headings(prose: Prose) -> list[Mark]:
-    """Returns the answers after `####` and under a heading "Answer"."""
+    """Returns the answers after `####` and, after these, under a heading "Answer"; [] if there are none.
+
+    The answer is "" if the text ends at the heading.
+    """
     text, out = prose.text, []
     for mark in list(_HASHES.finditer(text))[-_MARKS:]:
         line, _, after = text[mark.end() : mark.end() + LONGEST].partition("\n")

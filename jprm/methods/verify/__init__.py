@@ -31,7 +31,8 @@ class Verdict:
 def tests_of(record: Mapping[str, Any], where: str = "record") -> list[str]:
     """Returns the `tests` of a program's record: statements that raise if the program is wrong.
 
-    Raises RecordError if they are missing, or if the `prelude` (code before the first step) is not text.
+    `where` begins errors, e.g. `samples.jsonl:12`. Raises RecordError if the tests are missing, empty or no list of
+    texts, or if the `prelude` (code before the first step) is not text.
     """
     tests = record.get("tests")
     if not isinstance(tests, list) or not tests or not all(isinstance(test, str) and test.strip() for test in tests):

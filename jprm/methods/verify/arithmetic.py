@@ -37,7 +37,11 @@ _NODES = 150  # of an expression for SymPy
 
 
 def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
-    """Checks one step; not checkable if that takes more than `limit_s` seconds. Thread-safe."""
+    """Checks one step: label 1 or 0, or None if not checkable or if that takes more than `limit_s` seconds.
+
+    `checked` counts decided equations; `false` is the first false one. Thread-safe: blocks while another thread's step
+    is checked, in a worker process that the first call starts. Raises OSError if it does not start.
+    """
     if not any(c.isdigit() for c in text) or not re.search(r"[=<>≈≤≥≠]|\\[a-z]+", text):
         return Verdict(None)
     reply = _worker.ask(text, limit_s)
@@ -277,11 +281,13 @@ class Irrational(Exception):
 
 
 def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
-    """Returns the exact value of an expression. `reading` selects among ambiguous readings, and may give symbols
-    values.
+    """Returns the exact value of an expression, a node as `jprm.methods.verify.equations` describes it.
+
+    `reading` maps symbols to values (Fraction), and the ambiguous kinds `percent`, `note`, `mixed`, `factorial` and
+    `either` to True or False.
 
     Raises:
-      Irrational, Unread, ZeroDivisionError: the value is not rational, too large, or undefined.
+      Irrational, Unread, ZeroDivisionError: it has a root or pi, is too large or has unknown symbols, or divides by 0.
     """
     kind = node[0]
     if kind == "num":
@@ -339,9 +345,11 @@ def _combined(kind: str, values: Sequence[Any], reading: Mapping[str, Any]) -> A
 
 
 def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]:
-    """Returns the least and greatest value, if each suspect decimal may be any number that rounds to it.
+    """Returns (least, greatest) value, if each suspect decimal may be any number that rounds to it.
 
-    Raises Unread for roots, pi and symbols, and ZeroDivisionError if a divisor may be 0.
+    `reading` as in `exact`.
+
+    Raises Unread for roots, pi and symbols or too large numbers, and ZeroDivisionError if a divisor may be 0.
     """
     if node[0] == "num":
         half = Fraction(1, 2 * 10 ** node[2]) if node[3] else Fraction(0)
@@ -369,14 +377,14 @@ def _check_size(*sides: tuple) -> None:
 
 
 def symbols_of(node: tuple) -> set[str]:
-    """Returns the names of the symbols in an expression."""
+    """Returns the names of the symbols in an expression; empty if there are only numbers."""
     return {n[1] for n in nodes_of(node) if n[0] == "sym"}
 
 
 def sympy_of(node: tuple, reading: Mapping[str, Any]) -> Any:
-    """Returns the expression as sympy's. `reading` decides ambiguous operators, as in `exact`.
+    """Returns the expression as a `sympy.Expr`. `reading` decides ambiguous operators, as in `exact`.
 
-    Raises `Unread` if it is too large, and ZeroDivisionError.
+    Symbols stay symbols, whatever `reading` has. Raises Unread if it is too large, and ZeroDivisionError.
     """
     import sympy
 

@@ -88,7 +88,10 @@ class CommandChecker:
 
 
 def program_of(checker: CommandChecker) -> str:
-    """Returns the path of the program. Raises OSError if it is not installed."""
+    """Returns the absolute path of the checker's program.
+
+    Raises OSError if it is not installed, or is given by a relative path.
+    """
     name = os.path.expanduser(checker.command[0])
     if "/" in name and not os.path.isabs(name):
         raise OSError(f"command: {name}: name a program on the PATH, or its absolute path")
@@ -98,7 +101,10 @@ def program_of(checker: CommandChecker) -> str:
 
 
 def folders_of(checker: CommandChecker) -> tuple[str, ...]:
-    """Returns the paths of further folders. Raises OSError if one is absent, or holds the user's home."""
+    """Returns the real paths of the further folders, in order; () if there are no such folders.
+
+    Raises OSError if one is absent, is not an absolute path, or holds the user's home.
+    """
     paths, home = [], os.path.realpath(os.path.expanduser("~"))
     for folder in map(os.path.expanduser, checker.folders):
         paths.append(os.path.realpath(folder))
@@ -139,7 +145,10 @@ def load_checker(path: str | os.PathLike) -> CommandChecker:
 
 
 def check_record(checker: CommandChecker, record: Mapping[str, Any], where: str) -> None:
-    """Raises RecordError if a key of the source is absent from the record, or neither text nor a number."""
+    """Raises RecordError if a key of the source is absent from the record, or neither text nor a number.
+
+    `where` begins the error, e.g. `problems.jsonl:3`.
+    """
     for name in _fields(checker.source):
         if name != "steps" and not isinstance(record.get(name), str | int | float):
             raise RecordError(where, name, "is absent or no text, and the checker's source has it", "Give it.")
@@ -180,10 +189,11 @@ class ChainVerdict:
 def judge_chains(
     checker: CommandChecker, chains: Sequence[tuple[Mapping[str, Any], Sequence[str]]], *, in_sandbox: bool = True
 ) -> list[ChainVerdict]:
-    """Judges (record, steps) chains, as many at once as there are processors.
+    """Judges (record, steps) chains, as many at once as there are processors; returns verdicts in order. Blocks.
 
-    Without `in_sandbox`, the checker has the user's permissions. Raises OSError if there is no sandbox, or the checker
-    does not start in it.
+    Records must pass `check_record`. A chain whose steps have the `unsound` pattern is not run. Without `in_sandbox`,
+    the checker has the user's permissions. Raises OSError if there is no sandbox, or the checker is absent or does not
+    start in it.
     """
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda chain: judge_chain(checker, *chain, in_sandbox=in_sandbox), chains))
@@ -192,7 +202,7 @@ def judge_chains(
 def judge_chain(
     checker: CommandChecker, record: Mapping[str, Any], steps: Sequence[str], *, in_sandbox: bool = True
 ) -> ChainVerdict:
-    """Judges one chain like `judge_chains`."""
+    """Judges one chain, of a record and its steps' texts, like `judge_chains`; waits at most `checker.seconds`."""
     if (unsound := _unsound(checker, steps)) is not None:
         return unsound
     source, start_P = _source(checker, record, steps)

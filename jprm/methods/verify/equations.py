@@ -38,7 +38,10 @@ class Equation(NamedTuple):
 
 
 def equations(text: str) -> tuple[list[Equation], list[Token]]:
-    """Returns all equations and inequalities with two readable sides, in order, and the tokens."""
+    """Returns all equations and inequalities with two readable sides, in order, and the text's tokens.
+
+    Only the first LONGEST characters are read. Unreadable parts are left out; ([], tokens) if there is no relation.
+    """
     tokens = _brackets(tokens_of(text[:LONGEST]))
     results: list[Equation] = []
     relations = [i for i, token in enumerate(tokens) if token.kind == "R"]
@@ -186,7 +189,7 @@ class _Unreadable(Exception):
 
 
 def parse_expression(tokens: Sequence[Token]) -> tuple | None:
-    """Parses tokens as one expression, (kind, *children), if they are one."""
+    """Parses all the tokens as one expression, a tuple as in the file's docstring; None if they are not one."""
     try:
         parser = _Parser(tokens)
         node = parser.sum(0)
@@ -332,7 +335,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Splits a text into the tokens of formulas."""
+    """Splits a text into the tokens of formulas, with words and breaks between them; it raises no error."""
     return _soft(_tokens(text))
 
 

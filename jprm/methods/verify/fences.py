@@ -119,7 +119,10 @@ _END = re.compile(rf"(?:{_MARK.format('/')}|\[DONE\]|\[END\])[ \t]*$", re.MULTIL
 
 
 def without_tokens(text: str) -> str:
-    """Removes leading tokens, e.g. `<s>`, and the text from a stop token on, e.g. `<|im_end|>`."""
+    """Removes leading tokens, e.g. `<s>`, and the text from a stop token on, e.g. `<|im_end|>`.
+
+    Trailing white space is removed too.
+    """
     text = _FIRST_TOKEN.sub("", text)
     end = _TOKEN.search(text)
     text = (text[: end.start()] if end else text).rstrip()
@@ -143,11 +146,12 @@ def _between_marks(text: str) -> str:
 
 
 def program_in(text: str, prelude: str = "") -> str | None:
-    """Returns the program in a text, if any.
+    """Returns the program in a text, which need not be valid Python, or None if the text holds no code.
 
     Python fences are preferred to fences without a language, and those to other languages. Interactive sessions (`>>>`)
     are ignored, as are invalid fences beside a valid one. Without fences, the text itself is the program, apart from
-    surrounding prose. `prelude` is the code before it.
+    surrounding prose. Thoughts and special tokens are removed. `prelude` is the code before it, and not part of the
+    result.
     """
     text = without_tokens(text)
     text = _between_marks(text[end_of_thoughts(text) :]).replace("\r\n", "\n")
@@ -162,7 +166,11 @@ def program_in(text: str, prelude: str = "") -> str | None:
 
 
 def programs_of(fenced: Iterable[Block]) -> list[str]:
-    """Returns the code in the fences that most likely form the program."""
+    """Returns the code in the fences that most likely form the program, in order, each ending in a newline.
+
+    These are the Python fences, or if there are no such fences, the ones without a language, else the others; [] if all
+    are empty or interactive sessions.
+    """
     codes = [block for block in fenced if block.code.strip() and not _SESSION.match(block.code)]
     kind = min((block.kind for block in codes), default=PYTHON)
     return [block.code.rstrip() + "\n" for block in codes if block.kind == kind]

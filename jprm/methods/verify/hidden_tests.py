@@ -50,7 +50,10 @@ class Undecided(BaseException):
 
 
 class Pipe:
-    """Messages and values as JSON lines."""
+    """Messages and values as JSON lines over the socket `descriptor`, which the object then owns.
+
+    If the other process has ended, methods that send or receive raise `Ended`; they wait without limit.
+    """
 
     def __init__(self, descriptor):
         self.input, self.output = os.fdopen(descriptor, "rb"), os.fdopen(os.dup(descriptor), "wb", 0)
@@ -64,14 +67,18 @@ class Pipe:
             raise Ended from None
 
     def receive(self):
-        """Waits for a message. Raises `Ended` if the other process has ended."""
+        """Waits for a message, and returns its JSON value. Raises `Ended` if the other process has ended."""
         with contextlib.suppress(ConnectionResetError):
             if (line := self.input.readline()).endswith(b"\n"):
                 return self.loads(line)
         raise Ended
 
     def pack(self, value, depth=0):
-        """Converts a value to JSON: plain values and containers (to depth 100), and others by `pack_object`."""
+        """Converts a value to JSON: plain values and containers (to depth 100), and others by `pack_object`.
+
+        None, booleans and texts stay; others become [kind, content ...], e.g. ["int", "0x2a"]. The tests' side raises
+        `Undecided` for a value that it cannot send.
+        """
         kind = type(value)
         if value is None or kind in (bool, str):
             return value
@@ -90,7 +97,7 @@ class Pipe:
         return self.pack_object(value, depth)
 
     def unpack(self, packed) -> Any:
-        """Restores a value from `pack` of the other side."""
+        """Restores a value from `pack` of the other side; [name, *rest] of another kind by `unpack_object`."""
         if not isinstance(packed, list):
             return packed
         name, *rest = packed
@@ -123,10 +130,17 @@ class Ended(BaseException):
 
 
 class ProgramSide(Pipe):
-    """The program's side: a table of its objects by number."""
+    """The program's side: a table of its objects by number.
+
+    Methods that send or receive raise `Ended` if the tests' process has ended.
+    """
 
     def pack_object(self, value, depth):
-        """Keeps the object and refers to it by number; numbers, texts and exceptions carry their content too."""
+        """Keeps the object in `objects`, and returns [kind, number, ...]; modules are named instead.
+
+        Kinds: `object`; `part`, a subclass of a number, text, tuple or frozenset, with its content; and `exception`, a
+        class with the names of its bases.
+        """
         number = id(value)
         self.objects[number] = value
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -141,7 +155,10 @@ class ProgramSide(Pipe):
         return ["object", number]
 
     def unpack_object(self, name, rest):
-        """Returns one of the program's objects, a builtin, or a function that calls the test's function."""
+        """Returns one of the program's objects, a builtin, or a function that calls the test's function.
+
+        Raises ValueError for another name, KeyError for an unknown number.
+        """
         if name == "object":
             return self.objects[rest[0]]
         if name == "builtin":
@@ -151,7 +168,10 @@ class ProgramSide(Pipe):
         raise ValueError(name)
 
     def call_back(self, number, args, keys):
-        """Calls function `number` of the test with these arguments; returns its value or raises its error."""
+        """Calls function `number` of the test with these arguments; returns its value.
+
+        If it raised, raises the builtin exception of this name (else RuntimeError) with its text.
+        """
         self.send({"callback": number, "args": self.pack(args), "keys": self.pack(keys)})
         reply = self.handle_until_reply()
         if "raised" in reply:
@@ -165,7 +185,11 @@ class ProgramSide(Pipe):
         return message
 
     def answer(self, message):
-        """Performs one requested operation; replies with the result and the updated plain containers."""
+        """Performs one requested operation; replies with the result and the updated plain containers, or its error.
+
+        `message` has `op` (in `_OPERATIONS`), `values`, `keys` and `watch`, the globals to send. Of the program's
+        errors, raises only `Ended`.
+        """
         try:
             values = [self.unpack(value) for value in message["values"]]
             keys = {key: self.unpack(value) for key, value in message.get("keys", {}).items()}
@@ -180,7 +204,10 @@ class ProgramSide(Pipe):
         self.send(reply)
 
     def serve(self, code):
-        """Runs the program `code`, sends its global names or its error, then performs requested operations."""
+        """Runs the program `code`, sends its global names or its error, then performs requested operations.
+
+        Returns only after an error of the program; otherwise it ends by raising `Ended`.
+        """
         self.names = names = {"__name__": "program"}
         try:
             exec(compile(code, "program", "exec"), names)
@@ -220,14 +247,20 @@ _OPERATIONS |= {"exit": lambda value: type(value).__exit__(value, None, None, No
 
 
 class Tests(Pipe):
-    """The side of the tests: runs them, and asks the program's side for every operation on the program's objects."""
+    """The side of the tests: runs them, and asks the program's side for every operation on the program's objects.
+
+    Methods that send or receive raise `Ended` if the program's process has ended.
+    """
 
     def __init__(self, descriptor):
         super().__init__(descriptor)
         self.watch, self.names, self.kinds, self.proxies, self.seen = [], {}, {}, {}, []
 
     def pack_object(self, value, depth):
-        """Refers to a program's object, a builtin or a test's function; raises `Undecided` for other values."""
+        """Returns [kind, number or name] of a program's object, a builtin or a test's function (kept in `objects`).
+
+        Raises `Undecided` for other values.
+        """
         if isinstance(value, type) and hasattr(value, "_number"):
             return ["object", value._number]
         if hasattr(type(value), "_number"):
@@ -241,7 +274,10 @@ class Tests(Pipe):
         raise Undecided
 
     def unpack_object(self, name, rest):
-        """Returns a stand-in whose operations are requests to the program; raises `Undecided` for other modules."""
+        """Returns a stand-in whose operations are requests to the program, or a module of the standard library.
+
+        Equal numbers give the same stand-in. Raises `Undecided` for other modules and kinds.
+        """
         if name == "object":
             if rest[0] not in self.proxies:
                 self.proxies[rest[0]] = _proxy(self, rest[0])  # one for each object, as `is` compares them
@@ -257,7 +293,11 @@ class Tests(Pipe):
         raise Undecided
 
     def exception(self, number, ancestry):
-        """Returns the builtin exception or, by the names in `ancestry`, a class like the program's class `number`."""
+        """Returns the exception class that stands for the program's class `number`: the builtin one, if it is builtin.
+
+        `ancestry` has the names of the class and its bases. Another class is made once, below its first builtin base,
+        or below RuntimeError.
+        """
         if number not in self.kinds:
             known = [getattr(builtins, name, None) for name in ancestry]
             known = [kind for kind in known if isinstance(kind, type) and issubclass(kind, Exception)]
@@ -267,10 +307,10 @@ class Tests(Pipe):
         return self.kinds[number]
 
     def request(self, op, *values, **keys):
-        """Asks the program's side for an operation, e.g. `add`, on these values; returns its result or raises its
-        error.
+        """Asks the program's side for an operation, e.g. `add`, on these values.
 
-        Containers that the operation changed are updated, and so are watched global names.
+        Returns its result or raises its error. In place, containers in `values` get the changes that the operation
+        made, and `names` the watched globals. Raises `Undecided` if a value cannot be sent.
         """
         packed: dict[str, Any] = {"values": [self.pack(value) for value in values]}
         packed["keys"] = {key: self.pack(value) for key, value in keys.items()}
@@ -296,7 +336,10 @@ class Tests(Pipe):
         return self.unpack(reply["value"])
 
     def call_back(self, message):
-        """Answers a program's call of a test's function with its value or error."""
+        """Answers a program's call of a test's function with its value or error.
+
+        `message` as `ProgramSide.call_back` sends it.
+        """
         try:
             value = self.objects[message["callback"]](*self.unpack(message["args"]), **self.unpack(message["keys"]))
             reply = {"value": self.pack(value)}
@@ -305,7 +348,11 @@ class Tests(Pipe):
         self.send(reply)
 
     def report(self, tests, more):
-        """Returns `tests` (results) and `behaviour` (a digest), or one of `error` (a reason), `ended` and `incomplete`.
+        """Runs all `tests` on the program; returns one dict, of one of these forms.
+
+        {"tests": results, "behaviour": SHA-256 digits}: per test `passes`, `later` (an undefined name), `undecided`, or
+        the reason of failure, at most 200 characters. {"error": reason}: the program raised. {"ended": true}: it ended
+        early. {"incomplete": true}: its last block is not finished, which only counts with `more`.
 
         It contains only this process's own words: the program controls the pipe's content.
         """
@@ -333,10 +380,11 @@ class Tests(Pipe):
         return {"tests": results, "behaviour": hashlib.sha256(json.dumps(self.seen).encode()).hexdigest()}
 
     def result(self, test, names, subjects):
-        """Runs one test on the program's global `names`; returns "passes" or raises. `subjects` are the names that it
-        tests.
+        """Runs one test on the program's global `names`; returns "passes" or raises.
 
-        Raises `Undecided` if only the program could decide it, and what the test raises if it fails.
+        `subjects` are the names that it tests. `names` has packed values, as the program sent them. Raises `Undecided`
+        if only the program could decide it, NameError if a subject is not defined, `Ended`, and what the test raises if
+        it fails (SyntaxError if it does not compile).
         """
         code = compile(test, "test", "exec")
         used = _global_names(code)[0] & set(names)
@@ -464,7 +512,7 @@ def _proxy(pipe, number):
 
 
 def serve(descriptor):
-    """Runs the program that arrives on a socket, and answers requests about it."""
+    """Runs the program that arrives on the socket `descriptor`, and answers requests until the other side ends."""
     program = ProgramSide(descriptor)
     with contextlib.suppress(Ended):
         question = program.receive()
@@ -475,7 +523,10 @@ def serve(descriptor):
 
 
 def answer(descriptor, question):
-    """Sends a question's `code` to a socket; returns the report of its `tests`. With `more`, it may be incomplete."""
+    """Sends a question's `code` to the socket `descriptor`; returns the report of its `tests` (`Tests.report`).
+
+    `question` also has `more`: whether the code's last block may be incomplete. Waits without limit.
+    """
     tests = Tests(descriptor)
     with contextlib.suppress(Ended):  # the report says so
         tests.send({"code": question["code"], "more": question["more"]})
@@ -523,7 +574,10 @@ def _fork(rules, run):
 
 
 def follow(control, rules):
-    """Forks a child that runs `serve` for each socket that arrives."""
+    """Forks a child that runs `serve` for each socket that arrives on `control`; kills the one before it.
+
+    `rules` is the BPF filter of the children. Returns when `control` is closed, or a program has changed the folder.
+    """
     child, untouched = None, _folder()
     while True:
         message, sockets, *_ = socket.recv_fds(control, 1, 1)
@@ -547,9 +601,10 @@ def _folder():
 
 
 def lead(control, rules, questions, seconds, report):
-    """Writes one JSON line per question to the descriptor `report`, until a question cannot be sent.
+    """Writes one JSON line per question to the descriptor `report`, in order, until a question cannot be sent.
 
-    A line is the result of `answer` in a child, or `{"late": true}` after `seconds`.
+    A line is the result of `answer` in a child under the BPF filter `rules`, or `{"late": true}` after `seconds` per
+    question. `control` is the socket to the follower.
     """
     control.settimeout(seconds + 10)
     for question in questions:
@@ -598,7 +653,11 @@ def _end(child):
 
 
 def main(role, number, question):
-    """Runs one side over the socket `number`. The JSON question has the rules and, for the leader, all questions."""
+    """Runs one side over the socket `number`: `role` is `program` or anything else for the tests' side.
+
+    `question` is JSON text with `rules` (base64) and, for the tests, `questions` and `seconds`. The leader's reports go
+    to the standard output. Returns silently if the system rejects the rules.
+    """
     question = json.loads(question)
     rules = base64.b64decode(question["rules"])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # as process 1 it then gets no signal from its children

@@ -53,6 +53,9 @@ BATCH = 128
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
     """Returns one verdict per node.
 
+    Each step that can be judged is one run of at most `limits.seconds`, one after the other. Without `sandbox`,
+    programs have all permissions of the user.
+
     Raises:
       RecordError: as `tests_of`.
       OSError: `sandbox` is True, but there is no sandbox.
@@ -81,7 +84,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
 
 
 def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str | None:
-    """Returns the program of the steps, after the record's prelude, if they contain one."""
+    """Returns the program of the steps, after the record's `prelude`, or None if the steps contain no code."""
     prelude = _ended(record.get("prelude", ""))
     program = program_in("".join(map(_ended, steps)), prelude)
     return None if program is None else prelude + program
@@ -159,7 +162,9 @@ NOT_STARTED = Report(started=False)
 def run_programs(programs: Sequence[Program], limits: Limits = LIMITS, *, sandbox: bool = True) -> list[Report]:
     """Runs programs and returns their reports, in order. Equal programs run once. `limits` apply to each.
 
-    Without `sandbox`, programs have all permissions of the user; with it, raises OSError if there is no sandbox.
+    Blocks; as many run at once as there are processors. A program's failure is in its report; if a sandbox does not
+    start, `started` is False. Without `sandbox`, programs have all permissions of the user; with it, raises OSError if
+    there is no sandbox.
     """
     distinct = list(dict.fromkeys(programs))
     workers = os.cpu_count() or 1
@@ -242,9 +247,11 @@ except Exception as error:
 
 
 def printed(blocks: Sequence[str], limits: Limits = BLOCK_LIMITS) -> str:
-    """Returns what the last block prints after the earlier ones ran, with its error if it raises; cut to `LONGEST`.
+    """Returns the text that the last block prints (stdout and stderr) after the earlier ones ran, cut to `LONGEST`.
 
-    At least one block must be given; `limits` apply to all together. Only the standard library is available.
+    It ends with the block's error, e.g. `ZeroDivisionError: division by zero`, or `TimeoutError: ...`; "" if the block
+    prints no text. At least one block must be given; `limits` apply to all together. Only the standard library is
+    available.
 
     Raises OSError if there is no sandbox.
     """

@@ -65,7 +65,7 @@ class CommandResult:
 
 @functools.cache
 def refusal() -> str | None:
-    """Returns the reason if this machine has no sandbox."""
+    """Returns the reason if this machine has no sandbox, else None. The first call tries one; the result is cached."""
     if sys.platform != "linux":
         return "the sandbox is for Linux"
     if not ctypes.util.find_library("seccomp"):
@@ -89,10 +89,13 @@ def require() -> None:
 def run_command(
     command: Sequence[str], text: str, limits: Limits, *, sandbox: bool = True, shown: Shown = Shown()
 ) -> CommandResult:
-    """Runs a command with `text` as its input; returns its output and exit status.
+    """Runs a command with `text` as its input; returns its output and exit status. Blocks at most `limits.seconds`.
 
-    Without `sandbox`, only time, memory and file size are limited; the program has all permissions of the user. Raises
-    OSError if there is no sandbox.
+    Failures of the command, and of starting it in the sandbox (output `bwrap: ...`), are in the result. Without
+    `sandbox`, only time, memory and file size are limited, and it runs in an empty temporary folder; the program has
+    all permissions of the user.
+
+    Raises OSError if there is no sandbox, or the program is installed in a folder that holds the user's home.
     """
     if sandbox:
         require()
@@ -110,9 +113,10 @@ def run_servers(
     """Runs two trusted commands in separate sandboxes, joined by a socket; its number is their last argument.
 
     Unlike programs, they may fork. A child must apply `rules()` before it runs untrusted code. `texts` are their
-    inputs. `limits` apply to each process, `seconds` to both commands. The first is killed when the second ends.
+    inputs. `limits` apply to each process, `seconds` to both commands. The first is killed when the second ends. Blocks
+    until then, and returns both results, the first command's first.
 
-    Raises OSError if there is no sandbox.
+    Raises OSError if there is no sandbox. Without `sandbox`, they run with the user's permissions.
     """
     if sandbox:
         require()
@@ -213,7 +217,7 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def python() -> str:
-    """Returns the interpreter outside its virtual environment, so that programs see only the standard library."""
+    """Returns the interpreter's path outside its virtual environment, so programs see only the standard library."""
     return os.path.realpath(sys.executable)
 
 
@@ -312,7 +316,10 @@ _CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020000
 
 @functools.cache
 def rules(forks: bool = False) -> bytes:
-    """Returns the system call filter as a BPF program, for `bwrap --seccomp`; with `forks`, processes may fork."""
+    """Returns the system call filter as a BPF program, for `bwrap --seccomp`. Cached.
+
+    With `forks`, processes may fork; without, only start threads.
+    """
     import pyseccomp as seccomp
 
     filter_ = seccomp.SyscallFilter(seccomp.ERRNO(errno.ENOSYS))

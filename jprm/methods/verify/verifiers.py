@@ -68,9 +68,11 @@ class Verifier:
     check: Callable[[Record, str], Any]
 
     def rewards(self, chains: Sequence[Chain]) -> list[float]:
-        """Returns the rewards of chains.
+        """Returns the rewards of chains, in order, each in [0, 1]; 1 is correct.
 
-        Raises ValueError for a reward outside [0, 1].
+        [] without a run if there are no chains.
+
+        Raises ValueError for a reward outside [0, 1], and errors of `judge`, e.g. OSError without a sandbox.
         """
         rewards = [float(outcome.reward) for outcome in self.judge(chains)] if chains else []
         for (record, _), reward in zip(chains, rewards, strict=True):
@@ -79,9 +81,10 @@ class Verifier:
         return rewards
 
     def accepts(self, completions: Sequence[tuple[Record, Prefix, Sequence[Sample]]]) -> list[list[bool]]:
-        """Returns whether each sample completes its prefix to a correct chain; False if it was cut off.
+        """Returns whether each sample completes its prefix to a correct chain (reward 1): a list per completion.
 
-        All are judged in one batch.
+        `completions` are (record, prefix, samples). False if a sample was cut off or failed. All are judged in one
+        batch. Raises as `rewards`.
         """
         chains = [
             (record, prefix.steps + sample.steps)
@@ -96,20 +99,26 @@ class Verifier:
 
 
 def needs_answer(record: Record, where: str) -> None:
-    """Raises RecordError if the record has no answer."""
+    """Raises RecordError if the record has no answer. `where` begins the error, e.g. `problems.jsonl:3`."""
     if record.get("answer") is None:
         raise RecordError(where, "answer", "is absent, so no chain can be judged", "Give it, or remove the record.")
 
 
 def of_function(reward: Callable[[Record, Sequence[str]], float]) -> Verifier:
-    """Makes a verifier from a function rewarding one chain; the record must have an answer."""
+    """Makes a verifier from a function of (record, steps) that returns a chain's reward, from 0 to 1.
+
+    It is called once per chain, one after the other. The verifier's `check` raises RecordError for a record without an
+    answer.
+    """
     return Verifier(lambda chains: [Outcome(reward(*chain)) for chain in chains], needs_answer)
 
 
 def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Outcome]:
-    """Rewards chains with 1 if their final answer equals the record's, else 0.
+    """Rewards chains with 1 if their final answer equals the record's `answer`, else 0; returns outcomes in order.
 
-    Each outcome has the `answer`, and the `answer_rule` that extracted it. `form`: the only rule to accept, e.g. `box`.
+    Each outcome has `about`: the `answer`, and the `answer_rule` that extracted it, both None if the chain states no
+    answer. `form`: the only rule to accept, e.g. `box`; None accepts all. Raises ValueError if a record's answer is
+    neither a text nor a number.
     """
     outcomes = []
     for record, steps in chains:
@@ -125,11 +134,11 @@ _LETTERS = str.maketrans("0123456789", "ghijklmnop")  # answers of only words ar
 def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Outcome]:
     """Rewards chains with 1 if they are programs and pass all `tests` of their record, else 0.
 
-    Each outcome has `passed`, the number of passed tests, and as `answer` letters that are equal for programs with
-    equal behaviour on the tests, so that votes count them together. There is no `answer` if the program does not run. A
-    chain without a program is `undecided`.
+    Returns outcomes in order. Each outcome has `about`: `passed`, the number of passed tests, and as `answer` letters
+    that are equal for programs with equal behaviour on the tests, so that votes count them together. The `answer` is
+    None if the program does not run. A chain without a program also has `undecided`, with the reason.
 
-    Raises OSError if the sandbox is absent or does not start.
+    Raises OSError if the sandbox is absent or does not start, RecordError for a record without tests.
     """
     codes = [program_of(record, steps) for record, steps in chains]
     programs = [
@@ -151,13 +160,16 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Out
 
 
 def needs_tests(record: Record, where: str) -> None:
-    """Raises RecordError if the record has no tests, and OSError if there is no sandbox for them."""
+    """Raises RecordError if the record has no tests (`tests_of`), and OSError if there is no sandbox for them."""
     tests_of(record, where)
     sandbox.require()
 
 
 def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
-    """Returns whether the equations of each step hold, None for a step that `label_of` leaves undecided."""
+    """Returns whether the equations of each step hold, None for a step that `label_of` leaves undecided.
+
+    `record` is ignored. Raises OSError like `check_arithmetic`.
+    """
     del record
     return [None if (label := label_of(step)) is None else bool(label) for step in steps]
 
@@ -172,9 +184,9 @@ WORKING: dict[str, Working] = {"arithmetic": arithmetic}
 
 
 def judge_by_command(chains: Sequence[Chain], checker: CommandChecker) -> list[Outcome]:
-    """Rewards chains with 1 if the checker proves them, else 0.
+    """Rewards chains with 1 if the checker proves them, else 0; returns outcomes in order.
 
-    The outcome of another chain has the reason, as `unproved` or, if the checker gave no verdict, as `undecided`.
+    `about` of another chain has the reason, as `unproved` or, if the checker gave no verdict, as `undecided`.
 
     Raises OSError if there is no sandbox, or the checker does not start in it.
     """
@@ -192,7 +204,13 @@ def needs_source(record: Record, where: str, checker: CommandChecker) -> None:
 
 
 def find(name: str) -> Verifier:
-    """Finds a verifier by name, or makes one of a checker's JSON file; errors as `find_part` and `load_checker`."""
+    """Finds a verifier by name, e.g. `tests` or `FILE.py:NAME`, or makes one of a checker's JSON file.
+
+    A function found in this way becomes a verifier by `of_function`.
+
+    Raises ValueError if the name is unknown or the object has another type; for a JSON file FileNotFoundError if it is
+    missing, RecordError if it describes no checker, OSError if its program or folder is absent.
+    """
     if name.endswith(".json"):
         checker = load_checker(name)
         judge, check = (
@@ -207,26 +225,34 @@ def find(name: str) -> Verifier:
 
 
 def find_working(name: str) -> Working:
-    """Finds a check of the working by name; errors as `find_part`."""
+    """Finds a check of the working by name, e.g. `arithmetic` or `FILE.py:NAME`.
+
+    Raises ValueError if the name is unknown, or the object cannot be called.
+    """
     return find_part(name, WORKING, "working", Callable, files=True)
 
 
 def record_of_problem(tree: ReasoningTree) -> dict[str, Any]:
-    """Returns a tree's record without its chains, which is all that a verifier sees."""
+    """Returns a tree's record without its chains, which is all that a verifier sees.
+
+    It has `problem`, `answer` (None if the tree has no answer) and the tree's other keys.
+    """
     return without_chain(tree.extra) | {"problem": tree.problem, "answer": tree.answer}
 
 
 def right_working(verdicts: Sequence[bool | None]) -> bool:
-    """Returns whether no step is false and at least one is true."""
+    """Returns whether no step is false and at least one is true; None stands for an undecided step."""
     return any(verdicts) and False not in verdicts
 
 
 def checker(kind: str, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
     """Returns a function from a tree to one verdict per node. `kind` is one of `KINDS`, or a checker's JSON file.
 
+    Without `in_sandbox`, code runs with the user's permissions; `arithmetic` needs no sandbox.
+
     Raises:
-      ValueError: there is no such kind; of a JSON file, as `load_checker`.
-      OSError: the checker is not installed, or `in_sandbox` is True but there is no sandbox.
+      ValueError: there is no such kind; RecordError if a JSON file describes no checker.
+      OSError: the checker (or the file `kind`) is absent, or `in_sandbox` is True but there is no sandbox.
     """
     if kind not in KINDS and not kind.endswith(".json"):
         raise ValueError(f"kind={kind!r} is not one of {', '.join(KINDS)}, nor a checker's FILE.json")
@@ -244,7 +270,7 @@ def checker(kind: str, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], 
 
 
 def check_by_command(tree: ReasoningTree, checker: CommandChecker, *, in_sandbox: bool = True) -> list[Verdict]:
-    """Returns one verdict per node. Each chain is one run.
+    """Returns one verdict per node (`verdicts_of`, `by_node`). Each chain is one run.
 
     Raises RecordError if the record lacks a key of the checker's source, and OSError like `judge_chains`.
     """
@@ -259,7 +285,11 @@ def check_by_command(tree: ReasoningTree, checker: CommandChecker, *, in_sandbox
 
 
 def by_node(tree: ReasoningTree, paths: Iterable[Sequence[Verdict]]) -> list[Verdict]:
-    """Joins the verdicts of a tree's chains, in order; of a node in several, the first with a label counts."""
+    """Joins the verdicts of a tree's chains into one per node; of a node in several, the first with a label counts.
+
+    `paths` has one list per chain of `chains_of(tree)`, one verdict per step. A node on no path is not checkable.
+    Raises ValueError if the numbers differ.
+    """
     verdicts = [Verdict(None)] * len(tree.nodes)
     for chain, path in zip(chains_of(tree), paths, strict=True):
         for i, verdict in zip(chain, path, strict=True):
@@ -269,7 +299,10 @@ def by_node(tree: ReasoningTree, paths: Iterable[Sequence[Verdict]]) -> list[Ver
 
 
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
-    """Labels the tree with verdicts on `correctness`; each step gets `checked`, and `false` if it has one."""
+    """Returns a copy of the tree with verdicts (one per node) as labels on `correctness`, origin `formal`.
+
+    Each step's `extra` gets `checked`, a number, and `false` if it has one.
+    """
     notes = [{"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {}) for verdict in verdicts]
     return with_labels(tree, [verdict.label for verdict in verdicts], "correctness", ORIGIN, notes)
 
@@ -303,12 +336,12 @@ _BEGUN = re.compile(r'Recursive definition is: "\?')  # of `fix IH 1.`: the next
 
 @functools.cache
 def coq_refusal() -> str | None:
-    """Returns the reason if Coq cannot run on this machine."""
+    """Returns the reason if Coq cannot run on this machine, else None. Cached."""
     return None if shutil.which("coqtop") else "coqtop is not installed (Debian's package coq)"
 
 
 def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
-    """Returns one verdict per node. Each path of the tree is one Coq run.
+    """Returns one verdict per node. Each path of the tree is one Coq run; the theorem is `theorem`, or the problem.
 
     Raises OSError if `sandbox` is True but there is no sandbox.
     """
@@ -322,8 +355,9 @@ def check_tactics(
 ) -> list[Verdict]:
     """Returns one verdict per step, a few tactics, of a Coq proof of `theorem`, a statement in Coq.
 
-    Without `sandbox`, Coq runs with the user's permissions. Steps after a false one, or one that is no tactic, are not
-    checkable. Raises OSError if there is no sandbox.
+    Steps after a false one, or from one that is no tactic on, are not checkable; nor is any step if Coq is absent or
+    rejects the theorem. One run, of at most `limits.seconds`. Without `sandbox`, Coq runs with the user's permissions.
+    Raises OSError if there is no sandbox.
     """
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
     nothing = [Verdict(None)] * len(steps)

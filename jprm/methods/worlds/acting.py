@@ -44,23 +44,29 @@ MOST_TOKENS = 1 << 16
 
 
 def step_text(messages: Sequence[Message], outcome: float | None = None) -> str:
-    """Encodes a turn and the environment's answer as a step; the last step has the episode's outcome."""
+    """Encodes a turn and the environment's answer as a step, JSON text with `messages`.
+
+    The last step of an episode also has its `outcome`; None leaves it out.
+    """
     end = {} if outcome is None else {"outcome": outcome}
     return json.dumps({"messages": [dict(message) for message in messages], **end}, ensure_ascii=False)
 
 
 def messages_in(steps: Sequence[str]) -> list[Message]:
-    """Returns the steps' messages, in order."""
+    """Returns the messages of steps from `step_text`, in order. Raises ValueError for a step that is not JSON."""
     return [message for step in steps for message in json.loads(step)["messages"]]
 
 
 def outcome_in(steps: Sequence[str]) -> float | None:
-    """Returns the outcome of the episode that ends with these steps, if it ended."""
+    """Returns the outcome in the last of these steps; None if it has none, or there are no steps."""
     return json.loads(steps[-1]).get("outcome") if steps else None
 
 
 def steps_between(episode: Episode, since: int) -> tuple[str, ...]:
-    """Returns an episode's turns from number `since` on, as steps."""
+    """Returns an episode's turns from number `since` (0-based) on, as steps (`step_text`).
+
+    The last one has the outcome, if the environment ended the episode.
+    """
     bounds = itertools.pairwise([*episode.turns, len(episode.messages)])
     steps = [episode.messages[begin:end] for begin, end in bounds]
     outcome_of = {len(steps) - 1: episode.reward} if episode.done and not episode.error else {}
@@ -71,7 +77,8 @@ class WorldPolicy:
     """A policy that acts in an environment. Problems are the records' `problem`.
 
     Samples after one prefix share their history: in the environment by snapshots, in the model by its keys. A prefix
-    from elsewhere, e.g. from a file, is replayed.
+    from elsewhere, e.g. from a file, is replayed. Methods raise KeyError for a problem that is not in `records`, i.e.
+    neither given at the start nor registered by `know` or `steps_of`.
     """
 
     def __init__(
@@ -97,7 +104,11 @@ class WorldPolicy:
         self._known: dict[Prefix, Played] = {}
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """See `Policy.sample`; a step is a turn. An episode lost by the environment is marked `error`."""
+        """See `Policy.sample`; a step is a turn, as `step_text`. An episode lost by the environment is marked `error`.
+
+        Positions are cached for later calls; the cache is cleared when it exceeds MOST_SLOTS tokens. Raises KeyError
+        for an unknown problem.
+        """
         if self._talk.size > MOST_SLOTS:
             self._forget()
         self._reach([prefix for prefix in prefixes if prefix not in self._known])
@@ -126,14 +137,18 @@ class WorldPolicy:
             self._known[prefix] = begun(self._talk, self._layout, episode, 0)
 
     def know(self, path: str | os.PathLike, on_error: str = "stop") -> None:
-        """Reads the tasks in a file, as `jprm search` does."""
+        """Reads the tasks in a file, as `jprm search` does, into `records`; later tasks replace earlier ones.
+
+        `on_error` is "stop". Raises RecordError for a bad record, ValueError for an empty file, FileNotFoundError.
+        """
         for _, task in read_problems(path_of(path), on_error):
             self.records[task.text] = {**task.extra, "problem": task.text, "answer": task.answer}
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a message tree to a step tree, and registers its task.
+        """Converts a message tree to a step tree (`steps_of_messages`), and registers its task in `records`.
 
-        Raises RecordError if it does not begin with the environment's messages.
+        Raises RecordError if it does not begin with the environment's messages, or as `steps_of_messages`; OSError if
+        the environment cannot begin.
         """
         steps, _ = steps_of_messages(tree)
         self.records[tree.problem] = {**steps.extra, "problem": tree.problem, "answer": tree.answer}
@@ -145,11 +160,14 @@ class WorldPolicy:
         return steps
 
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a step tree to a message tree."""
+        """Converts a step tree to a message tree, which begins with the environment's messages. Raises as `opening`."""
         return messages_of_steps(tree, self.opening(tree.problem))[0]
 
     def opening(self, problem: str) -> tuple[Message, ...]:
-        """Returns the messages before the first turn. Raises OSError if the environment cannot begin."""
+        """Returns the environment's messages before the first turn; resets it for this if they are not cached.
+
+        Raises OSError if the environment cannot begin, KeyError for an unknown problem.
+        """
         prefix = Prefix(problem)
         if prefix not in self._known:
             self._reach([prefix])
@@ -159,7 +177,10 @@ class WorldPolicy:
         return episode.messages
 
     def finished(self, problem: str, steps: Sequence[str]) -> tuple[str | None, bool | None]:
-        """Returns the final answer, if any, and whether the outcome is 1: None before the episode's end."""
+        """Returns (final answer, whether the outcome is 1); the second is None before the episode's end.
+
+        The answer is None if the environment's `answer` finds none in the messages so far. Raises as `opening`.
+        """
         outcome = outcome_in(steps)
         answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
         return answer, None if outcome is None else outcome >= 1
@@ -186,7 +207,11 @@ class TurnScorer(Rescorer):
         return [np.asarray(score_N)[turn_M] for score_N, (_, turn_M) in zip(scores, trajectories, strict=True)]
 
     def written(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Converts a search's record from steps to messages: a tree, in which the choice is a turn's node."""
+        """Converts a search's record from steps to messages: a tree, in which the choice is a turn's node.
+
+        Returns a new record. `search.chosen` and each node's `draws[i]["from"]` become node indices of the message
+        tree; `chosen` may be None.
+        """
         tree = tree_of(record)
         trajectory, turns = messages_of_steps(tree, self._policy.opening(tree.problem))
         choice = dict(record["search"])
@@ -202,7 +227,7 @@ class TurnScorer(Rescorer):
 
 
 def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:
-    """Returns the outcomes of episodes, (record, steps); 0 if one did not end."""
+    """Returns the outcomes of episodes, (record, steps), in order, from their last step; 0 if one did not end."""
     return [Outcome(outcome_in(steps) or 0.0) for _, steps in chains]
 
 
@@ -211,9 +236,13 @@ OUTCOME = Verifier(judge_outcomes, lambda record, where: None)
 
 
 def load_acting(policy: str | os.PathLike, environment: str, turns: int, **options: Any) -> WorldPolicy:
-    """Loads a policy to act in an environment for at most `turns` turns; `options` are `World`'s.
+    """Loads a policy to act in an environment for at most `turns` turns; `options` are `World`'s, e.g. `at_once`.
 
-    Raises ValueError if the policy is not sampled in this process, else as `load_policy` and `World`.
+    `environment` is `FILE.py:NAME` or `module:NAME`; `branches` is always on. `policy` is a model's folder, a GGUF
+    file, or a policy's JSON file.
+
+    Raises ValueError if the policy is not sampled in this process, its chat template does not end turns with a token,
+    or the environment is not found; FileNotFoundError if the policy is missing; RecordError for its JSON file.
     """
     world = World(environment, branches=True, **options)
     sampler = policies.load_policy(policy)
@@ -226,10 +255,14 @@ def load_acting(policy: str | os.PathLike, environment: str, turns: int, **optio
 
 
 def label_replayed(environment: str, input: str | os.PathLike, output: str | os.PathLike) -> dict[str, int]:
-    """Replays turns from a file's trajectories, and writes the environment's outcomes.
+    """Replays turns from a file's trajectories, and writes them with the environment's `outcome`.
 
-    A trajectory that did not end has outcome 0. If its turns cannot be replayed (`lost`) or get other answers (`answers
-    differ`), it is left out. Returns these counts, `trajectories` (all), and `solved` (outcome 1).
+    Replaces `output` atomically. A trajectory that did not end has outcome 0. If its turns cannot be replayed (`lost`)
+    or get other answers (`answers differ`), it is left out. Returns these counts, `trajectories` (all), and `solved`
+    (outcome 1).
+
+    Raises RecordError for a bad trajectory, FileNotFoundError for a missing file, ValueError if `output` is the input
+    or the environment is not found.
     """
     world = World(environment)
     check_output(output, input)
@@ -260,9 +293,9 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
 
 
 def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
-    """Converts a message tree to a tree whose steps are turns; returns it and each turn's node.
+    """Converts a message tree to a tree whose steps are turns (`step_text`); returns it and each turn's node index.
 
-    Raises RecordError if the tree has no turns, or its turns are cut into several steps.
+    Raises RecordError if the tree is not of messages, has no turns, or its turns are cut into several steps.
     """
     where = f"problem {tree.problem[:60]!r}"
     if not tree.of_messages:
@@ -293,7 +326,11 @@ def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
 
 
 def messages_of_steps(tree: ReasoningTree, opening: Sequence[Message]) -> tuple[ReasoningTree, list[int]]:
-    """Inverts `steps_of_messages`, after the `opening` messages; returns the message tree and each step's turn node."""
+    """Inverts `steps_of_messages`, after the `opening` messages.
+
+    Returns the message tree and each step's turn node index. Label, score and extra keys of a step go to its turn.
+    Raises ValueError for a step that is not JSON.
+    """
     nodes = [_node(message, i - 1) for i, message in enumerate(opening)]
     first, ends, turns = len(nodes) - 1, [], []
     for step in tree.nodes:

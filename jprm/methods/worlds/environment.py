@@ -48,12 +48,12 @@ class Reply:
 
 
 def as_content(text: str) -> Message:
-    """Wraps sampled text as the content of an assistant message."""
+    """Wraps sampled text as an assistant message, {"role": "assistant", "content": text}."""
     return {"role": "assistant", "content": text}
 
 
 def last_answer(messages: Sequence[Message]) -> str | None:
-    """Extracts the final answer from the last assistant message, as for chains."""
+    """Extracts the final answer from the last assistant message, as for chains; None if it states no answer."""
     contents = [message.get("content") for message in messages if message["role"] == "assistant"]
     return extract_answer(contents[-1]) if contents and isinstance(contents[-1], str) else None
 
@@ -84,7 +84,10 @@ class Environment:
 
 
 def find(name: str) -> Environment:
-    """Finds the environment `module:NAME` or `FILE.py:NAME`; errors as `find_part`."""
+    """Finds the environment `module:NAME` or `FILE.py:NAME`; imports the module or runs the file.
+
+    Raises ValueError if the module, file or object does not exist, or is not an `Environment`.
+    """
     return find_part(name, {}, "environment", Environment, files=True)
 
 
@@ -102,7 +105,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
-        """The sum of rewards: the outcome, once the episode is done."""
+        """The sum of rewards so far: the outcome, once the episode is done. 0 before the first turn."""
         return float(sum(self.rewards))
 
     @property
@@ -120,7 +123,11 @@ class Place:
 
 
 class World:
-    """Runs many episodes in one environment. A failed or late call ends its episode, with `error`."""
+    """Runs many episodes in one environment. A failed or late call ends its episode, with `done` and `error`.
+
+    So methods raise no error of the environment; they block until each call has ended or is late. `failures` counts the
+    errors by name.
+    """
 
     def __init__(
         self, environment: str | Environment, *, at_once: int = 16, seconds: float = 30.0, processes: bool = False,
@@ -159,13 +166,14 @@ class World:
                 self._idle.put(Worker("jprm.methods.worlds.environment"))
 
     def start(self, records: Sequence[Record]) -> list[Episode]:
-        """Returns every task's initial position."""
+        """Returns every task's initial position, in order, by `Environment.reset`."""
         return self._all([lambda record=record: self._reset(record) for record in records], [*map(Episode, records)])
 
     def step(self, episodes: Sequence[Episode], messages: Sequence[Message | str]) -> list[Episode]:
-        """Returns the positions after one turn per episode: a message, or a text for `parse`.
+        """Returns the positions after one turn per episode, in order: a message, or a text for `parse`.
 
-        Finished episodes are returned unchanged.
+        Finished episodes are returned unchanged. `episodes` stay valid positions; without snapshots, stepping from one
+        again replays it. Raises ValueError if the numbers of episodes and messages differ.
         """
         going = [pair for pair in zip(episodes, messages, strict=True) if not pair[0].done]
         calls = [lambda pair=pair: self._step(*pair) for pair in going]
@@ -173,7 +181,10 @@ class World:
         return [episode if episode.done else next(after) for episode in episodes]
 
     def replay(self, records: Sequence[Record], turns: Sequence[Sequence[Message]]) -> list[Episode]:
-        """Returns each task's position after the assistant messages `turns`; turns after its end are ignored."""
+        """Returns each task's position after the assistant messages `turns`, a list per task, stepping from the start.
+
+        Turns after its end are ignored; without turns it is the initial position.
+        """
         episodes = self.start(records)
         for number in range(max(map(len, turns), default=0)):
             going = [number < len(played) for played in turns]
@@ -182,7 +193,10 @@ class World:
         return episodes
 
     def close(self, episodes: Sequence[Episode] = ()) -> None:
-        """Frees these episodes' live states."""
+        """Frees these episodes' live states by the environment's `close`, if it has one, whose errors pass through.
+
+        An episode may be closed twice. It can be stepped from only by a replay then.
+        """
         if self.environment.close is not None:
             for episode in episodes:
                 while episode.place is not None and episode.place.live:
@@ -279,10 +293,10 @@ def _after(episode: Episode, message: Message, reply: Reply, place: Place | None
 
 
 def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float | None) -> list[Any]:
-    """Runs calls, `at_once` at a time; if one raises, its result is the exception.
+    """Runs calls, `at_once` at a time; returns their results in order. If one raises, its result is the exception.
 
-    If a call takes longer than `seconds`, its result is a TimeoutError. A thread cannot be killed: it is abandoned, and
-    another takes its place.
+    If a call takes longer than `seconds` (None: no limit), its result is a TimeoutError. A thread cannot be killed: it
+    is abandoned, and another takes its place.
     """
     ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
@@ -309,7 +323,11 @@ def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float 
 
 
 def answers() -> Callable[[Any], Any]:
-    """Returns the worker's function for answering a `World`."""
+    """Returns the worker's function for answering a `World`'s questions, dicts with `environment` (a name) and more.
+
+    With `record` it resets; with `snapshot` and `message` it steps. It returns `messages`, `done`, `reward` and
+    `snapshot`, or `kind` and `error` if the environment raises.
+    """
 
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         try:

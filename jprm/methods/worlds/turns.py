@@ -52,12 +52,15 @@ class Branch:
     slots: np.ndarray = dataclasses.field(compare=False, repr=False, default_factory=lambda: np.zeros(0, np.int64))
 
     def followed(self, ids: Sequence[int]) -> Branch:
-        """Appends unsampled ids."""
+        """Returns a new branch with unsampled ids appended, whose keys are computed at the next `draw`."""
         return Branch((*self.ids, *ids), self.slots)
 
 
 class Conversations:
-    """Conversation branches on a policy's devices. Leaving the `with` block frees their memory."""
+    """Conversation branches on a policy's devices. Leaving the `with` block frees their memory, and ends the branches.
+
+    The constructor makes the sampler stop at the token `stop`.
+    """
 
     def __init__(self, sampler: Sampler, stop: int):
         """`stop`: token that ends a turn, besides the end of text."""
@@ -73,11 +76,14 @@ class Conversations:
 
     @property
     def size(self) -> int:
-        """Token capacity in use until the block ends."""
+        """Capacity of the cache in tokens, at least SLOTS; it only grows."""
         return self._slots.size
 
     def open(self, ids: Sequence[int]) -> Branch:
-        """Returns a new branch with these ids, which must not be empty."""
+        """Returns a new branch with these token ids, without computing anything.
+
+        Raises ValueError if there are no ids.
+        """
         if not ids:
             raise ValueError("a conversation begins with at least one token")
         return Branch(tuple(ids))
@@ -87,8 +93,9 @@ class Conversations:
     ) -> list[list[tuple[Drawn, Branch]]]:
         """Samples a turn for each branch and each of its numbers; returns turns and the extended branches.
 
-        A turn depends only on the parameters, the ids before it, its number and the stream. Equal branches are computed
-        once.
+        Result [i][j] is (turn, branch with it) for `numbers[i][j]`. A turn depends only on the parameters, the ids
+        before it, its number and the stream. Equal branches are computed once. Raises ValueError if there is not one
+        list of numbers per branch.
         """
         places: dict[Branch, list[tuple[int, int, int]]] = collections.defaultdict(list)
         for i, (branch, numbers_of) in enumerate(zip(branches, numbers, strict=True)):
@@ -167,7 +174,7 @@ class Conversations:
 
 
 def ids_hash(ids: Sequence[int], stream: tuple[int, ...]) -> int:
-    """Returns a number below 2^32 by the token ids and the stream, for random keys."""
+    """Returns a number in [0, 2^32) by the token ids and the stream, for random keys; equal in every process."""
     content = np.array(ids, np.int64).tobytes() + json.dumps(stream).encode()
     return int.from_bytes(hashlib.sha256(content).digest()[:4], "big")
 
@@ -202,7 +209,10 @@ class TurnLayout:
         self._first = functools.lru_cache(maxsize=4096)(self._opened)
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the ids for the messages before the first turn, up to the policy's text."""
+        """Returns the ids for the messages before the first turn, up to the policy's text.
+
+        Raises ValueError if a message contains a control token's name, or the template rejects the messages.
+        """
         self._check(messages)
         return list(self._first(json.dumps(list(messages))))
 
@@ -256,7 +266,7 @@ class TurnLayout:
                 )
 
     def text(self, drawn: Drawn) -> str:
-        """Returns a sampled turn's text, without its end token."""
+        """Returns a sampled turn's text, without its end token; a turn that was cut off has no end token."""
         return self.tokenizer.decode(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids)
 
 
@@ -308,10 +318,10 @@ class Played:
 
 
 def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int) -> Played:
-    """Returns rollout `number` at an episode's position, before any sampling.
+    """Returns rollout `number` at an episode's position, before any sampling, with a new branch.
 
     Earlier turns, e.g. of a record, are written by the template, as only their text is known. If an episode cannot be
-    written, it is lost.
+    written, it is lost (`lost`), which raises no error; so is one with an `error` already.
     """
     if episode.error:
         return Played(episode, number, ())
@@ -328,7 +338,7 @@ def begun(talk: Conversations, layout: TurnLayout, episode: Episode, number: int
 
 
 def lost(episode: Episode, error: ValueError) -> Episode:
-    """Marks an episode as one the layout cannot write."""
+    """Returns the episode, marked as one that the layout cannot write: `done`, with `error` "layout: ..."."""
     return dataclasses.replace(episode, done=True, error=f"layout: {error}"[:300])
 
 
@@ -336,10 +346,11 @@ def play(
     talk: Conversations, layout: TurnLayout, world: World, starts: Sequence[Played], limits: EpisodeLimits,
     *, until: Until = "end", stream: tuple[int, ...] = (),
 ) -> list[Played]:  # fmt: skip
-    """Returns the rollouts `starts` after one more turn (`until="step"`) or at their ends, in order.
+    """Returns the rollouts `starts` (`begun`) after one more turn (`until="step"`) or at their ends, in order. Blocks.
 
     All unfinished rollouts advance together: each round samples one turn for each, then the environment answers all at
-    once. Values of `stream` give independent samples.
+    once. Finished rollouts are returned unchanged; a lost episode has `episode.error`. Values of `stream` give
+    independent samples.
     """
     played = list(starts)
     while True:
