@@ -43,7 +43,7 @@ class Browser:
             return json.load(answer)["value"]
 
     def open(self, url):
-        """Waits until the new document is complete: on a busy machine, chromedriver may answer before its scripts ran."""
+        """Waits until the new document is complete: chromedriver may answer before its scripts ran."""
         self.run("window.left = true")
         self.call("POST", "/url", {"url": url})
         self.wait("return !window.left && document.readyState === 'complete'")
