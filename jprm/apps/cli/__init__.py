@@ -226,7 +226,10 @@ def train(
 
 
 def follow_up(workdir: str | os.PathLike) -> str:
-    """Returns the command to suggest after training: `sample` for a policy, `score` for a PRM."""
+    """Returns the command to suggest after training, without `jprm`: `sample ...` for a policy, `score ...` for a PRM.
+
+    Reads the run's settings; raises FileNotFoundError or ValueError if `workdir` is not a run.
+    """
     from jprm.experiment import RUN, read_record
     from jprm.model.heads import find
 
@@ -504,9 +507,11 @@ OWN = {"search": add_method, "eval": functools.partial(add_benchmark, evaluation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit status.
+    """Runs one command (`argv`, by default the process's arguments) and returns the exit status.
 
-    The status is 0; 2 if the library refuses an input; 130 after Ctrl-C; 141 if standard output is closed.
+    No arguments: `--help`. The status is 0; 2 if the library refuses an input (one line on stderr); 130 after Ctrl-C;
+    141 if standard output is closed. `--help` and errors that the option parser finds raise SystemExit; so does a run
+    that SIGTERM stopped (143). Other errors are bugs, and raised; with JPRM_TRACEBACK=1 refusals are raised too.
     """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     enable_compile_cache()
@@ -551,7 +556,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def place_in(error: BaseException, files: Sequence[str]) -> str | None:
-    """Returns FILE:LINE if the error arose in one of the user's own files."""
+    """Returns FILE:LINE if the error arose in one of the user's own `files`, else None."""
     file_of_path = {os.path.realpath(file): file for file in files}
     if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in file_of_path:
         return f"{error.filename}:{error.lineno}"
@@ -608,7 +613,7 @@ def _line(error: BaseException) -> str:
 
 
 def extra_hint(error: ModuleNotFoundError) -> str | None:
-    """Returns the pip command for the missing package if an extra of jprm has it."""
+    """Returns a message with the pip command for the missing package if an extra of jprm has it, else None."""
     package = _canonical((error.name or "").split(".")[0])
     try:
         requirements = metadata.requires("jax-prm") or []

@@ -117,9 +117,10 @@ class Commands(SubcommandApp):
         return super().cli(args=renamed, registry=ADDRESSES, **options)
 
     def renamed(self, args: Sequence[str], group: str = "jprm") -> list[str]:
-        """Replaces former option names in `args`, and checks the command and its options.
+        """Returns `args` with former option names replaced, and checks the command and its options.
 
-        Raises ValueError for an unknown command or option (with similar names), or a missing required option.
+        `group` begins errors, e.g. `jprm eval`. Raises ValueError for an unknown command or option (with similar
+        names), a value that an option does not take, or a missing required option.
         """
         if not args or args[0].startswith("-"):
             return list(args)
@@ -138,7 +139,10 @@ class Commands(SubcommandApp):
         return [args[0], *_checked(f"{group} {word}", options_of(known[word]), rest, ended)]
 
     def chosen(self, args: Sequence[str]) -> Callable[..., Any] | None:
-        """Returns the function of the command that the arguments name, if they do not end at a group."""
+        """Returns the function of the command that the arguments name.
+
+        None if they end at a group, begin with an option or name no command.
+        """
         known = {name.replace("_", "-"): func for name, (func, _) in self.registered.items()}
         func = known.get(args[0].replace("_", "-")) if args else None
         return func.chosen(args[1:]) if isinstance(func, Commands) else func
@@ -170,7 +174,10 @@ class Option(NamedTuple):
     first: bool = False
 
     def check(self, value: str) -> None:
-        """Raises ValueError if `value` is not one of the choices, or not a number."""
+        """Raises ValueError if `value`, as typed, is not one of the choices, or not a number.
+
+        Numbers have no bounds here.
+        """
         if self.choices and value not in self.choices:
             *first, last = self.choices
             raise ValueError(f"--{self.name} is {value!r}: {', '.join(first)} or {last}")
@@ -183,9 +190,10 @@ class Option(NamedTuple):
 
 
 def options_of(func: Callable[..., Any], hidden: bool = False) -> dict[str, Option]:
-    """Returns the options of a command by name, or the settings behind its `--set` (`Hidden`).
+    """Returns the options of a command by name, e.g. `on-error`.
 
-    Fields of an unnamed group (`arg(name="")`) are listed as options.
+    With `hidden`, the settings behind its `--set` (`Hidden`). Fields of an unnamed group (`arg(name="")`) are listed as
+    options, of a named one as `group.field`. Positional arguments are left out. `func` needs type hints.
     """
     hints, options = typing.get_type_hints(func, include_extras=True), {}
     for parameter in inspect.signature(func).parameters.values():
@@ -270,7 +278,10 @@ SHOWN_FIRST = 8
 
 @contextlib.contextmanager
 def arranging(chosen: Callable[..., Any] | None) -> Iterator[None]:
-    """Collects the help of `chosen`, and prints it `arranged` at the end of a `with` block."""
+    """Collects the output of the block, the help of `chosen`, and prints it `arranged` at its end, also after an error.
+
+    Without `chosen`, options keep their order.
+    """
     console = {"encoding": sys.stdout.encoding, "isatty": sys.stdout.isatty}  # tyro asks for them
     text = type("Text", (io.StringIO,), console)()
     try:
@@ -281,9 +292,10 @@ def arranging(chosen: Callable[..., Any] | None) -> Iterator[None]:
 
 
 def arranged(text: str, options: Mapping[str, Option]) -> str:
-    """Fills prose to the terminal; sorts options: required, marked `FIRST`, others; adds the heading `more options`.
+    """Returns a help text, filled to the terminal's width, with its options sorted.
 
-    Where UTF-8 cannot be printed, tyro draws a title above a line in place of a box.
+    The order is required, marked `FIRST`, others; after SHOWN_FIRST of them comes a heading `more options`. Where UTF-8
+    cannot be printed, tyro draws a title above a line in place of a box.
     """
     fill = functools.partial(textwrap.fill, width=max(40, shutil.get_terminal_size().columns))
     lines = re.sub(r"^(?!usage)[\w`({].*", lambda line: fill(line[0]), text, flags=re.MULTILINE).split("\n")
@@ -318,11 +330,12 @@ def _join_lines(kind: Any) -> None:
 def command(
     run: Callable[[Any, Any, Any], None], config: type, options: type, how: Any, undivided: Any, **types: Any
 ) -> Callable[..., None]:
-    """Makes a command that calls `run(options, chosen, how)`; `chosen` is an instance of `config`.
+    """Makes a command that calls `run(options, chosen, how)`.
 
-    The command has the docstring of `config`. Its options are the fields of `options`, `config` and finally `how`, the
-    division of work over machines, with `undivided` as its default. `types` overrides the types of config fields, e.g.
-    `k=Rollouts` names it `--n`.
+    `chosen` has the fields of `config`, but is not checked (`built`). The command has the docstring of `config`. Its
+    options are the fields of `options`, `config` and finally `how`, an annotated type for the division of work over
+    machines, with `undivided` as its default. `types` overrides the types of config fields, e.g. `k=Rollouts` names it
+    `--n`. First, the command raises ValueError like `check_outputs`.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     fields = [(name, type_, defaults[name]) for name, type_ in types.items()]
@@ -341,12 +354,18 @@ def command(
 
 
 def built(config: type, options: Any, **more: Any) -> Any:
-    """Builds `config` from the parsed options of a command, with the fields `more` replaced."""
+    """Builds a `config` from the parsed options of a command, with the fields `more` replaced.
+
+    Raises ValueError as `config` does for a value out of range.
+    """
     return config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(config)} | more)
 
 
 def check_outputs(options: Any) -> None:
-    """Raises ValueError if an output option is not a file path, or equals another option's path (`check_output`)."""
+    """Raises ValueError if an output option is not a file path, or equals another option's path (`check_output`).
+
+    `options` is a dataclass with parsed options; outputs are `output`, `to`, `rollouts` and `critiques`.
+    """
     paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
     for name in {"output", "to", "rollouts", "critiques"} & paths.keys():
         if paths[name] == (None,):
@@ -360,7 +379,10 @@ COPIED: dict[str, dict[str, str]] = {}
 
 
 def of_inputs(message: str) -> str:
-    """Names inputs in place of their copies, e.g. `a.jsonl:3` for `out.jsonl.first9/a.jsonl:2`."""
+    """Returns a message with inputs in place of their copies (`COPIED`).
+
+    E.g. `a.jsonl:3` for `out.jsonl.first9/a.jsonl:2`.
+    """
     for copy, places in COPIED.items():
         end = r"(:\d+\b|(?![\w.]*\w))"  # not out.jsonl.first9/a.jsonl.info.json
         message = re.sub(re.escape(copy) + end, lambda found, at=places: at.get(found[1], found[0]), message)
@@ -368,7 +390,12 @@ def of_inputs(message: str) -> str:
 
 
 def first_records(path: Any, limit: int, folder: str) -> Place:
-    """Copies the first `limit` records (at least 1) of a file, table or prepared folder into `folder`; returns it."""
+    """Copies the first `limit` records of a file, table or prepared folder to `FOLDER/STEM.jsonl`; returns that file.
+
+    Creates `folder`; replaces an earlier copy atomically, and copies `FILE.info.json` too. Fewer records are no error.
+    The copy is noted in `COPIED`. Raises ValueError if `limit` is below 1 or the file is unreadable, FileNotFoundError
+    if it is missing.
+    """
     from jprm.methods.data.reader import read_items
 
     if limit < 1:
@@ -395,7 +422,11 @@ def print_counts(counts: Mapping[str, Any], path: Path) -> None:
 
 @contextlib.contextmanager
 def run_of(distributed: str | None) -> Iterator[None]:
-    """Joins the processes of a distributed run. If SIGTERM stops the run, exits with status 143."""
+    """Joins the processes of a distributed run (if `distributed`, as `jprm train` takes it), then runs the block.
+
+    Waits for the other processes. If SIGTERM stops the run in the block, prints this and exits with status 143
+    (SystemExit). Raises ValueError for another form of `distributed`.
+    """
     from jprm import multihost
     from jprm.train import Stopped
 
@@ -409,13 +440,19 @@ def run_of(distributed: str | None) -> Iterator[None]:
 
 
 def check_judge(model: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError if `model` is a judge's file and an option is given that only models have."""
+    """Raises ValueError if `model` is a judge's JSON file and an option has a value: only models have them.
+
+    `options` are values by option name.
+    """
     if is_judge(model) and (taken := [name for name, value in options.items() if value]):
         raise ValueError(f"--{taken[0]} is for a model's folder, and {model} is a judge's file. Leave it out")
 
 
 def scorer_of(model: str, **options: Any) -> Any:
-    """Loads a judge's JSON file, or a model with `options` of `jprm.load`, which a judge refuses (ValueError)."""
+    """Loads a judge's JSON file as a judge, or a model's folder as a `PRM` with `options` of `jprm.load`.
+
+    Raises ValueError if a judge has options, and FileNotFoundError or ValueError if the model is missing or damaged.
+    """
     check_judge(model, options)
     if is_judge(model):
         from jprm.methods.judge.load import load_judge
@@ -434,7 +471,10 @@ class Acting:
 
 
 def policy_of(policy: str | os.PathLike, environment: Sequence[str]) -> Any:
-    """Loads a policy. It acts in the environment if one is given: its name, then settings, e.g. `turns=8`."""
+    """Loads a policy. It acts in the environment if one is given: its name, then settings, e.g. `turns=8`.
+
+    Raises ValueError for unknown settings, and as `load_policy` or `load_acting`.
+    """
     from jprm.methods.policy.load import load_policy
 
     if not environment:
@@ -461,9 +501,10 @@ def settings(kind: type[Fields], words: Sequence[str], option: str) -> Fields:
 
 
 def with_settings(words: Sequence[str], *configs: Any) -> Any:
-    """Returns the configs with their `Hidden` fields changed by the words KEY=VALUE of `--set`.
+    """Returns a list of the configs, in order, with their `Hidden` fields changed by the words KEY=VALUE of `--set`.
 
-    Raises ValueError if a key is no hidden field of any config, or its value has another type.
+    A key in several configs changes each. Raises ValueError if a word has another form, a key is no hidden field of any
+    config, or its value has another type or is out of range.
     """
     hints = [item for config in configs for item in typing.get_type_hints(type(config), include_extras=True).items()]
     kinds = {name: hint.__origin__ for name, hint in hints if _marked(getattr(hint, "__metadata__", ()), Hidden[int])}

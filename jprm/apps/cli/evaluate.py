@@ -19,7 +19,7 @@ from jprm.options import place_of
 
 
 def evaluation() -> Commands:
-    """Builds the command group `jprm eval`: `suite`, and one command per registered benchmark."""
+    """Builds the command group `jprm eval`: `suite`, and one command per registered benchmark, e.g. `best-of-n`."""
     app = Commands()
     app.command(suite)
     for name in BENCHMARKS:
@@ -28,7 +28,10 @@ def evaluation() -> Commands:
 
 
 def add(app: Commands, name: str) -> None:
-    """Adds the command for a benchmark from the user's code, `module:NAME` or `FILE.py:NAME`."""
+    """Adds to `app` the command for a benchmark from the user's code, `module:NAME` or `FILE.py:NAME`.
+
+    Imports it now. Raises ValueError if it does not exist.
+    """
     app.command(name=name)(_command(name))
 
 

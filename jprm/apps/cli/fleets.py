@@ -61,7 +61,10 @@ class Division:
 
     @property
     def ray(self) -> Ray | None:
-        """The settings of `--engine ray`, if it is given. Raises ValueError if the options do not fit each other."""
+        """The settings of `--engine ray`, or None without it.
+
+        Raises ValueError if the options do not fit each other.
+        """
         if not self.engine:
             return None
         if self.engine[0] != "ray":
@@ -72,7 +75,7 @@ class Division:
 
     @property
     def here(self) -> bool:
-        """Whether this process handles all records."""
+        """Whether this process handles all records: neither `--shard` nor `--engine` is given."""
         return self.shard is None and not self.engine
 
 
@@ -115,9 +118,15 @@ class Once(Generic[T]):
 def divided(
     command: str, how: Division, work: Work, input: Any, output: Any, *more: Any, unit: int = 1, tell: bool = True
 ) -> None:
-    """Calls `work` on all records, on one shard, or on every shard through Ray, as `how` requests.
+    """Calls `work` on all records, on one shard, or on every shard through Ray, as `how` requests; blocks until done.
+
+    With a limit, the input is first copied (`first_records`). A shard writes `OUT.0000I-of-0000N`, its input and a
+    manifest; Ray's shards are then merged into `output`. Raises ValueError if the options or paths do not fit each
+    other, or `work` failed on Ray; other errors of `work` pass through.
 
     Args:
+      command: name for manifests, e.g. `label mc`.
+      more: further output files, which are divided too.
       unit: consecutive records that must stay in one shard.
       tell: print the counts.
     """
@@ -301,7 +310,7 @@ INDEX_AND_COUNT = (
 
 
 def shard_of(text: str, environment: Mapping[str, str] = os.environ) -> shards.Shard:
-    """Parses `I/N`, `auto` or `auto/N`, e.g. `0/4`.
+    """Parses `I/N` (I from 0), `auto` or `auto/N`, e.g. `0/4`.
 
     `auto` reads the index, and the count if N is omitted, from the scheduler's environment variables
     (`INDEX_AND_COUNT`).

@@ -164,7 +164,10 @@ def label_verify(
 
 
 def add(name: str) -> None:
-    """Adds the command for a labeller from the user's code, `module:NAME` or `FILE.py:NAME`."""
+    """Adds the command for a labeller from the user's code, `module:NAME` or `FILE.py:NAME`.
+
+    Imports it when it runs.
+    """
 
     def label_own(input: Input, output: Output, how: Divided = UNDIVIDED) -> None:
         """Label steps by your own labeller. Rerun to continue a stopped command.

@@ -153,10 +153,12 @@ _OPEN, _CLOSE = "([{", ")]}"
 def grid(settings: Sequence[str]) -> dict[str, Point]:
     """Returns the assignments for each run in a grid, by folder name.
 
-    A setting is `a.b=value` or `a.b=value,value,...`; commas within brackets or double quotes do not separate values. A
-    folder name joins the settings that vary, e.g. `seed=0,steps=20`.
+    The runs are the product of all values, the last setting fastest; a run's assignments include settings with one
+    value. A setting is `a.b=value` or `a.b=value,value,...`; commas within brackets or double quotes do not separate
+    values. A folder name joins the settings that vary, e.g. `seed=0,steps=20`; characters other than letters, digits
+    and `_.,=+-` become `_`.
 
-    Raises ValueError if a setting has no value, or if no setting has several.
+    Raises ValueError if a setting has no value, no setting has several, or two runs would share a folder name.
     """
     axes = []
     for setting in settings:
@@ -194,10 +196,11 @@ def run_grid(
     workdir: str | os.PathLike,
     tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[list[Place], list[str]]:
-    """Trains every run of a grid in its own folder of `workdir`. Returns the folders, and messages of diverged runs.
+    """Trains every run of a grid in its own folder of `workdir`, one after the other, and blocks until all have ended.
 
-    A repeated call skips finished runs and continues the others. If a run's loss is not finite, the next run starts.
-    `tell` receives one line per run.
+    `path` is the experiment file. Returns the folders, and messages ("NAME: reason") of diverged runs, both in the
+    grid's order. A repeated call skips finished runs and continues the others. If a run's loss is not finite, the next
+    run starts. `tell` receives one line per run.
 
     Raises:
       ValueError: as `grid` and `train`. All experiments are built before the first run starts.
@@ -226,7 +229,10 @@ def run_grid(
 
 
 def finished(folder: Place, experiment: Experiment) -> bool:
-    """Returns whether the folder holds a finished run of exactly this experiment."""
+    """Returns whether the folder holds a finished run of exactly this experiment; False if there is no run.
+
+    Raises ValueError if the run's settings are damaged.
+    """
     from jprm.experiment import RUN, read
 
     result = folder / "result.json"

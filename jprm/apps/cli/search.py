@@ -96,7 +96,10 @@ def sample(
 
 
 def tell_cut(counts: Mapping[str, int], policy: Any) -> None:
-    """Prints how many samples reached the policy's token limit and so have no answer."""
+    """Prints how many samples reached the policy's token limit and so have no answer.
+
+    The number is `counts["cut"]`; 0, or its absence, prints no line.
+    """
     if cut := counts.get("cut", 0):
         settings = getattr(policy, "options", None) or getattr(policy, "config", None)
         limit = getattr(settings, "max_tokens", None)
@@ -105,7 +108,7 @@ def tell_cut(counts: Mapping[str, int], policy: Any) -> None:
 
 
 def on_cpu(policy: Any) -> bool:
-    """Returns whether the policy is a local model on a CPU."""
+    """Returns whether the policy is a local model on a CPU; False for a server."""
     mesh = getattr(policy, "mesh", None)
     return mesh is not None and all(device.platform == "cpu" for device in mesh.devices.flat)
 
@@ -190,7 +193,10 @@ def _searching(method: type) -> Callable[[Any, Any, Any], None]:
 
 
 def add(name: str) -> None:
-    """Adds the command of a search method: a name in `METHODS`, or the user's own."""
+    """Adds the command of a search method: a name in `METHODS`, or the user's own, `module:NAME` or `FILE.py:NAME`.
+
+    Imports it now. Raises ValueError if it does not exist.
+    """
     method = find(name)
     search.command(name=name)(command(_searching(method), method, SearchOptions, Divided, UNDIVIDED))
 

@@ -30,18 +30,24 @@ class ProgramCounts:
     uncounted: tuple[str, ...] = ()
 
     def received(self, *, network: bool) -> float:
-        """Returns bytes received between slices (over the data centre's network), or between chips of a slice."""
+        """Returns bytes that a device receives in one run from other slices, or from chips of its slice.
+
+        `network` selects the former, over the data centre's network.
+        """
         return sum(c.received * c.times for c in self.collectives if c.network == network)
 
 
 def count(
     module: Module, parameters: Collection[int] = (), kernels: Mapping[str, float] | None = None, node: int = 0
 ) -> ProgramCounts:
-    """Counts the module entry's FLOPs, memory traffic and collectives.
+    """Counts the module entry's FLOPs, memory traffic and collectives, per device and run.
 
-    parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
-    kernels: FLOPs per call of Pallas kernels, by name. Others count by their `cost_estimate`.
-    node: devices per node if several GPU nodes are joined by a network, else 0.
+    Args:
+      parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
+      kernels: FLOPs per call of Pallas kernels, by name. Others count by their `cost_estimate`.
+      node: devices per node if several GPU nodes are joined by a network, else 0.
+
+    Raises UnknownTrips (a ValueError) if a loop's trips cannot be read, ValueError as `collectives`.
     """
     flops, moved, uncounted = 0.0, 0.0, set()
     for computation, times, _ in module.executed():
@@ -60,7 +66,7 @@ def count(
 
 
 def product_flops(where: Computation, product: Instruction) -> float:
-    """Returns 2 FLOPs per multiply-add of a dot or convolution, excluding padding and dilation."""
+    """Returns 2 FLOPs per multiply-add of a dot or convolution in `where`, excluding padding and dilation."""
     left, right = (where.instructions[name].arrays[0].shape for name in product.operands[:2])
     result = product.arrays[0].shape
     if product.opcode == "dot":
@@ -83,7 +89,7 @@ def product_flops(where: Computation, product: Instruction) -> float:
 
 
 def library_product_flops(where: Computation, call: Instruction) -> float:
-    """Returns 2 FLOPs per multiply-add of a cuBLAS product."""
+    """Returns 2 FLOPs per multiply-add of a cuBLAS product, a custom call in `where`."""
     contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', call.text)
     left = where.instructions[call.operands[0]].arrays[0].shape
     axes = re.findall(r"\d+", contracted[1]) if contracted else []
@@ -104,7 +110,10 @@ KERNELS = re.compile(r"tpu_custom_call|gpu\.triton")
 
 
 def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
-    """Returns a kernel's FLOPs by its name, or by the `cost_estimate` of its `pallas_call`; 0 if both are missing."""
+    """Returns a kernel's FLOPs per call by its name in `kernels`, or by the `cost_estimate` of its `pallas_call`.
+
+    0 if both are missing. A name matches if the call's name contains it.
+    """
     for name, flops in kernels.items():
         if name in call.name or name in call.op_name.rpartition("/")[2] or f'"{name}"' in call.text:
             return flops
@@ -122,9 +131,10 @@ SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> float:
-    """Returns the HBM bytes that an instruction reads and writes: each operand once; for a slice, only the slice.
+    """Returns the HBM bytes that an instruction reads and writes in one run: each operand once.
 
-    This is a lower bound: if a product exceeds the chip's own memory, its operands are read repeatedly.
+    If it reads a slice, only the slice counts. 0 for instructions without data movement (`FREE`). This is a lower bound: if a product
+    exceeds the chip's own memory, its operands are read repeatedly.
     """
     opcode = instruction.opcode
     if opcode in FREE or opcode.endswith("-done") or "AllocateBuffer" in instruction.text:
@@ -408,19 +418,27 @@ def _summed(where: Computation, instruction: Instruction) -> bool:
 
 
 def nodes_of(collective: Instruction, node: int) -> int:
-    """Counts the nodes spanned by the collective's first group; 1 if `node` is 0."""
+    """Counts the nodes, of `node` devices each, spanned by the collective's first group.
+
+    1 for a permute, or if `node` is 0.
+
+    Raises ValueError for an unknown group notation.
+    """
     if not node or collective.opcode.startswith("collective-permute"):
         return 1
     return len({device // node for device in first_group(collective)})
 
 
 def group_size(collective: Instruction) -> int:
-    """Returns a group's number of devices; 2 for a permute."""
+    """Returns the number of devices (between slices, of slices) in the first group; 2 for a permute.
+
+    Raises ValueError for an unknown group notation.
+    """
     return 2 if collective.opcode.startswith("collective-permute") else len(first_group(collective))
 
 
 def first_group(collective: Instruction) -> list[int]:
-    """Returns the devices in a collective's first group; between slices, the slices.
+    """Returns the device numbers in a collective's first group; between slices, the slices.
 
     Raises ValueError for an unknown group notation.
     """
@@ -452,7 +470,11 @@ def _ordered(sizes: str, permutation: str | None) -> np.ndarray:
 
 
 def totals(collectives: Collection[Collective]) -> list[dict]:
-    """Sums `count`, `bytes` and `received` over collectives of equal kind, data and place."""
+    """Sums over collectives of equal kind, data and place.
+
+    Returns JSON rows, chips of a slice first, layer loops first. A row has `kind`, `moves`, `network` and `in_layers`
+    as `Collective`; and `count` (runs), `bytes` and `received`, per device in one run of the program.
+    """
     groups: dict[tuple, list[Collective]] = defaultdict(list)
     for collective in collectives:
         groups[collective.network, not collective.in_layers, collective.kind, collective.moves].append(collective)
@@ -488,12 +510,12 @@ class Bounds:
 
     @property
     def by(self) -> str:
-        """The largest bound's name."""
+        """The largest bound's name: `compute`, `hbm`, `interconnect` or `network`."""
         return max((field.name for field in dataclasses.fields(self)), key=lambda name: getattr(self, name))
 
 
 def bounds(program: ProgramCounts, topology: Topology) -> Bounds:
-    """Divides one device's counts by the published rates of its chip and links."""
+    """Divides one device's counts by the published rates of its chip and links. An unpublished rate gives 0 seconds."""
     chip = topology.chip
     share = 1 / chip.devices
     return Bounds(

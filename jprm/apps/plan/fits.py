@@ -55,7 +55,10 @@ TOKENS = (2048, 8192)
 
 
 def experiment(size: str, way: str, tokens: int) -> Experiment:
-    """Returns a cell's experiment: bfloat16 computation, full rematerialisation, one row at a time."""
+    """Returns a cell's experiment: bfloat16 computation, full rematerialisation, one row of `tokens` tokens at a time.
+
+    `size` is a key of `SHAPES`, e.g. `7B`, `way` a key of `WAYS`. Raises KeyError for others. Its data do not exist.
+    """
     sizes, others = SHAPES[size]
     scoring, changes = way.startswith("scoring"), dict(WAYS[way])
     return Experiment(
@@ -78,9 +81,13 @@ def experiment(size: str, way: str, tokens: int) -> Experiment:
 
 
 def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-    """Returns bytes in `cells`, by experiment and tokens. With a file `kept`, a repeated call continues.
+    """Compiles every cell, which takes long; returns the report as JSON data.
 
-    Raises FileNotFoundError if XLA's compiler for GPUs is missing.
+    It has `compiled_for`, `cards` (bytes by card), `usable` (a fraction) and `cells`: by "SIZE, WAY, TOKENS" the bytes
+    `total` and `arguments`, and `asked`, a digest of the experiment. With a file `kept`, the report is written after
+    each cell, and a repeated call compiles only missing or changed cells. `say` gets a line per compilation.
+
+    Raises FileNotFoundError if XLA's compiler for GPUs is missing, ValueError if `kept` is damaged.
     """
     mesh = make_mesh(MeshConfig(), devices(find("h100-1")))
     stored = parse(kept.read_bytes(), str(kept)) if kept and kept.exists() else {}
@@ -102,7 +109,7 @@ def fits(kept: pathlib.Path | None, say: Callable[[str], None] = lambda line: No
 
 
 def smallest(total: float) -> str:
-    """Returns the smallest card with enough memory, or `none`."""
+    """Returns the smallest card, e.g. `24 GB`, with `total` bytes in its usable memory (`USABLE`), or `none`."""
     return next((name for name, size in CARDS.items() if total <= USABLE * size), "none")
 
 

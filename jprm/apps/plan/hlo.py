@@ -57,12 +57,15 @@ class Instruction:
 
     @functools.cached_property
     def called(self) -> dict[str, tuple[str, ...]]:
-        """Returns called computations' names by role, e.g. calls, body, condition."""
+        """The names of called computations by role, e.g. `calls`, `body`, `condition`.
+
+        {} if it calls no computation.
+        """
         return {kind: tuple(re.findall(r"[\w.-]+", names)) for kind, names in _CALLED.findall(self.text)}
 
     @functools.cached_property
     def op_name(self) -> str:
-        """Its origin in the traced function, e.g. `jit(step)/.../layers_0/while/body/dot_general`."""
+        """Its origin in the traced function, e.g. `jit(step)/.../layers_0/while/body/dot_general`; "" if unknown."""
         match = re.search(r'op_name="([^"]*)"', self.text)
         return match.group(1) if match else ""
 
@@ -98,8 +101,9 @@ class Module:
     def executed(self) -> Iterator[tuple[Computation, float, tuple[tuple[Computation, Instruction], ...]]]:
         """Yields (computation, number of runs, enclosing loops and calls from the outside in).
 
-        Each loop or call comes with its own computation. Computations of fusions and reductions are not yielded; all
-        branches of a conditional are.
+        The entry first, with 1 and (). Each loop or call comes with its own computation. Computations of fusions and
+        reductions are not yielded; all branches of a conditional are. Raises UnknownTrips if a loop's trips cannot be
+        read.
         """
         stack: list[tuple[str, float, tuple[tuple[Computation, Instruction], ...]]] = [(self.entry, 1.0, ())]
         while stack:
@@ -115,7 +119,10 @@ class Module:
                     stack += [(n, times, path) for n in names]
 
     def fused(self, instruction: Instruction) -> Iterator[tuple[Computation, Instruction]]:
-        """Yields the instructions inside a fusion, each with its computation."""
+        """Yields the instructions inside a fusion, and in nested ones, each with its computation.
+
+        Other instructions yield no item.
+        """
         for name in instruction.called.get("calls", ()) if instruction.opcode == "fusion" else ():
             for inner in self.computations[name].instructions.values():
                 yield self.computations[name], inner
@@ -125,7 +132,7 @@ class Module:
 def parse(text: str) -> Module:
     """Parses a compiled program's text, as from jax's `compiled.as_text()`.
 
-    Raises ValueError if it has no entry computation.
+    Raises ValueError if it has no entry computation, or an instruction without an operation.
     """
     computations, entry, current = {}, "", None
     for line in text.splitlines():
@@ -181,8 +188,8 @@ class UnknownTrips(ValueError):
 def trips(module: Module, computation: Computation, loop: Instruction) -> int:
     """Returns how often a loop's body runs, by XLA's annotation or a counter with constant bounds and steps.
 
-    A loop whose trips depend on the rows names a `jax.named_scope`, `expected_turns_N`: its trips if one chain fills a
-    row. Raises UnknownTrips if there is no such information.
+    `computation` holds the `loop`. A loop whose trips depend on the rows names a `jax.named_scope`, `expected_turns_N`:
+    its trips if one chain fills a row. Raises UnknownTrips, a ValueError, if there is no such information.
     """
     known = re.search(r'"?known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.text)
     if known:

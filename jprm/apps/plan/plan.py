@@ -36,11 +36,20 @@ def plan(
 ) -> dict[str, Any]:
     """Compiles the experiment's training step (or its scoring step, with `scoring`) and measures the program.
 
-    Returns JSON values; bytes and FLOPs are per device and step. `program`, `bounds` and `input` (the packing hosts;
-    only for training) are null if the program does not fit. `say` receives progress messages.
+    Returns JSON values; bytes and FLOPs are per device and step:
+
+    - `experiment`, `step` ("training" or "scoring"), `topology`, `slices`, `chips`, `devices`, `mesh` (axis to size),
+      `parameters` (their number), `rows`, `micro_rows`, `tokens` (per row), `remat`, `attention`, `seconds_to_plan`.
+    - `memory`: the fields of `Memory`, and `fits`. `model_flops`.
+    - `program` and `bounds`: as `measured` returns them, with `program.flops_over_model`, `bounds.tokens_per_second`
+      and `bounds.mfu` (a fraction); null if the program does not fit.
+    - `input`: `hosts`, `packers` and `tokens_per_second` for each packing host; null for scoring, or if it does not
+      fit.
+
+    No weights or data are read. Compiling blocks, for minutes if the model is large. `say` receives progress messages.
 
     Raises ValueError if the mesh does not divide the model or rows, or attention does not support the chips;
-    FileNotFoundError if the devices' compiler is missing.
+    FileNotFoundError if the devices' compiler is missing; RuntimeError if the compiler fails.
     """
     start, model, data = time.monotonic(), experiment.model, experiment.data
     mesh = make_mesh(experiment.mesh, devices(topology))
@@ -92,10 +101,12 @@ def plan(
 
 
 def measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any]:
-    """Returns `program`, the work of a device in one run, and `bounds`, its minimum seconds.
+    """Returns {"program": the work of a device in one run, "bounds": its minimum seconds}, as JSON data.
 
-    `bounds` has `compute`, `hbm`, `interconnect` and `network` (see `Bounds`), the largest of them as `step`, its name
-    as `by`, and `expected`, its seconds at the fraction of peak published for the chip, None without one.
+    `program` has `flops`, `hbm_bytes`, `received` and `between_slices` (bytes), `collectives` (`totals`), and lists of
+    names, `others_in_layers` and `uncounted_kernels`. `bounds` has `compute`, `hbm`, `interconnect` and `network` (see
+    `Bounds`), the largest of them as `step`, its name as `by`, and `expected`, its seconds at the fraction of peak
+    published for the chip, None without one.
     """
     bound = counts.bounds(program, topology)
     return {
@@ -118,7 +129,7 @@ RECORDS, SHARDS = 0.54e6, 6.6e6
 
 
 def expected(bound: float, topology: Topology) -> float | None:
-    """Returns the seconds at MaxText's published fraction of peak for the chip, if known."""
+    """Returns `bound`, in seconds, at MaxText's published fraction of peak for the chip; None if it is not known."""
     return bound / topology.chip.reached if topology.chip.reached else None
 
 
@@ -128,7 +139,10 @@ def node(topology: Topology) -> int:
 
 
 def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
-    """Returns the sizes of a layer's parameters and MLP chunks, as gathered on one device."""
+    """Returns the sizes, in elements, of a layer's parameters and MLP chunks, as gathered on one device.
+
+    `params` are abstract parameters with sharding, e.g. of `abstract_state`.
+    """
     sizes = set()
     for name, group in params["decoder"].items():
         for role, x in group.items() if name.startswith("layers_") else ():
@@ -143,7 +157,10 @@ def layer_sizes(params: dict, mesh: jax.sharding.Mesh) -> set[int]:
 
 
 def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
-    """Returns the abstract initial training state, without reading the base model."""
+    """Returns the abstract initial training state, sharded on `mesh`, without reading the base model.
+
+    Its leaves are `jax.ShapeDtypeStruct`.
+    """
     abstract = mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh
     with jax.sharding.use_abstract_mesh(abstract):
         state = jax.eval_shape(lambda: initial_state(experiment, load_base=False))
@@ -160,7 +177,11 @@ def abstract_state(experiment: Experiment, mesh: Mesh | AbstractMesh) -> State:
 def training_step(
     experiment: Experiment, mesh: Mesh | AbstractMesh, backend: str = "tpu"
 ) -> tuple[Callable, tuple[Any, ...]]:
-    """Returns the step run by `jprm train` on the backend, and its arguments."""
+    """Returns the jitted step run by `jprm train` on the backend ("tpu", "gpu" or "cpu"), and its abstract arguments.
+
+    These are (state, rows, a float32 scalar). Raises ValueError if the objective is unknown or does not fit the
+    experiment.
+    """
     e = experiment
     objective = objectives.find(e.objective, e.objective_options)
     objectives.check(objective, e.task)
@@ -173,7 +194,10 @@ def training_step(
 
 
 def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Callable, tuple[Any, ...]]:
-    """Returns the function run by `jprm score` on a batch with one row per device, and its arguments."""
+    """Returns the jitted function run by `jprm score` on a batch with one row per device, and its arguments.
+
+    These are (abstract parameters, model config, abstract rows, readout).
+    """
     state, tokens = abstract_state(experiment, mesh), experiment.data.tokens
     with jax.sharding.use_abstract_mesh(mesh if isinstance(mesh, AbstractMesh) else mesh.abstract_mesh):
         params = jax.eval_shape(lambda state: merge(state.params, experiment.lora), state)
@@ -183,7 +207,7 @@ def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Cal
 
 
 def placed(arrays: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Moves abstract arrays to this mesh, keeping their sharding."""
+    """Returns the tree of abstract arrays on this mesh, keeping their partition specs."""
     return jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), arrays)
 
 
@@ -206,7 +230,11 @@ class Memory:
 
 
 def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> tuple[Memory, str | None]:
-    """Compiles; returns memory, and HLO text if the program fits, else None. Raises RuntimeError for other failures."""
+    """Compiles for the mesh's devices; returns memory, and HLO text if the program fits, else None.
+
+    Blocks, for minutes. `function` is jitted, `args` are abstract; `available` are the bytes of a device, which the
+    compiler's own figure replaces if it rejects the program for its size. Raises RuntimeError for other failures.
+    """
     with jax.set_mesh(mesh):
         lowered = function.lower(*args)
         try:
@@ -227,7 +255,10 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 def overflow(message: str) -> Memory:
-    """Parses the figures in the compiler's error. Raises RuntimeError with the message if it lacks figures."""
+    """Parses the compiler's error that a program does not fit, as `Memory` with `total` and `available`.
+
+    Raises RuntimeError with the message if it lacks figures.
+    """
     figures = re.search(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", message) or re.search(
         r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", message
     )
@@ -249,10 +280,12 @@ def search(
 ) -> tuple[list[dict], dict | None]:
     """Returns all plans, and among the fitting ones, if any, the plan with the highest token rate.
 
-    Compiling takes minutes, so not every combination is tried. While no candidate fits, the search continues from the
-    one exceeding memory least.
+    The plans are dicts as `plan` returns them, in the order tried; the best one is None if none fits. Tries meshes,
+    then rematerialisation, then rows at once (only meshes with `scoring`), each from the best so far. Compiling takes
+    minutes, so not every combination is tried. While no candidate fits, the search continues from the one exceeding
+    memory least.
 
-    Raises ValueError if no mesh divides the model and the rows.
+    Raises ValueError if no mesh divides the model and the rows, and as `plan`.
     """
     tried: dict[Experiment, dict] = {}
     best = experiment
@@ -276,14 +309,17 @@ def search(
 
 
 def merit(plan: dict) -> tuple[bool, float]:
-    """Returns a sort key: fitting plans first, then by token rate or by missing memory."""
+    """Returns a sort key, larger for better plans: fitting ones first, then by token rate.
+
+    Plans that do not fit are sorted by missing memory, the least missing first.
+    """
     if plan["bounds"]:
         return True, plan["bounds"]["tokens_per_second"]
     return False, plan["memory"]["available"] - plan["memory"]["total"]
 
 
 def meshes(experiment: Experiment, topology: Topology) -> Iterator[Experiment]:
-    """Yields meshes for the model and its rows, with one row at a time per batch part.
+    """Yields the experiment with meshes that divide the model and its rows, with one row at a time per batch part.
 
     tensor: up to 8; data: one or two weight replicas per slice; context and expert: as in the experiment.
     """
@@ -306,7 +342,10 @@ def remats(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
 
 
 def micro_rows(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
-    """Yields micro-batches from one row per device to all rows per update, by factors of two."""
+    """Yields the experiment with micro-batches from one row per device to all rows per update, by factors of two.
+
+    Its mesh must have no -1. The second argument has no effect.
+    """
     rows = experiment.mesh.data * experiment.mesh.fsdp * experiment.mesh.expert  # a mesh of `meshes` has no -1
     while rows <= experiment.data.rows:
         if experiment.data.rows % rows == 0:
@@ -385,7 +424,7 @@ def tables(plan: Mapping[str, Any]) -> Iterator[Table | str]:
 
 
 def tables_of_search(plans: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> Iterator[Table | str]:
-    """Yields a table with one line per candidate, then the tables of the best one."""
+    """Yields a table with one line per candidate, then the tables of the best one, or a sentence if `best` is None."""
     shown = [axis for axis in MESH_AXES if axis != "expert" or any(plan["mesh"].get(axis, 1) > 1 for plan in plans)]
     rows = []
     for plan in plans:

@@ -130,7 +130,7 @@ class Topology:
 
     @property
     def interconnect(self) -> float:
-        """Bytes per second received by the chip with the fewest links.
+        """Bytes per second received by the chip with the fewest links; of a GPU, the published rate of its bus.
 
         The end of an axis has one link along it, unless the axis wraps around: an axis of 16 in a flat pod does, and
         every axis in a slice of 4 x 4 x 4 cubes.
@@ -144,7 +144,7 @@ class Topology:
 
 
 def names() -> dict[str, list[str]]:
-    """Returns the names of slices by chip kind, e.g. {"v5p": ["v5p-8", ...]}."""
+    """Returns the names of slices and nodes by chip kind, e.g. {"v5p": ["v5p-8", ...], "h100": ["h100-1", ...]}."""
     return {
         kind: [f"{kind}-{count * (2 if chip.cores_named else 1)}" for count in _shapes(chip)]
         for kind, chip in CHIPS.items()
@@ -159,8 +159,9 @@ def _shapes(chip: Chip) -> dict[int, str]:
 
 
 def find(name: str, slices: int = 1) -> Topology:
-    """Finds a slice by name, e.g. `v5p-128`. Raises ValueError if it is unknown, with the names, or `slices` is below
-    1.
+    """Finds a slice or node by name, e.g. `v5p-128`, in any case; with `slices`, so many of them, joined by a network.
+
+    Raises ValueError if it is unknown, with the names, or `slices` is below 1.
     """
     kind, _, count = name.lower().replace("v5litepod", "v5e").partition("-")
     chip, known = CHIPS.get(kind), names()
@@ -177,7 +178,10 @@ def find(name: str, slices: int = 1) -> Topology:
 
 
 def devices(topology: Topology) -> list[Any]:
-    """Returns abstract devices to compile for. Raises FileNotFoundError if their compiler is not installed."""
+    """Returns abstract devices, one per device of JAX, to compile for; no such hardware is needed.
+
+    Raises FileNotFoundError if their compiler is not installed.
+    """
     if topology.chip.backend == "gpu":
         return _gpus(topology)
     if importlib.util.find_spec("libtpu") is None:

@@ -47,9 +47,13 @@ class Page(NamedTuple):
 
 
 def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, Any]], list[Scores]]:
-    """Returns the results and scores in suite folders, for records that all models scored.
+    """Returns the results and scores in suite folders, in order, for records that all models scored.
 
-    `model.folder` in the results becomes a `Found`. Raises ValueError if the folders are not of the same suite.
+    Results are `results.json` as a dict, in which `model.folder` becomes a `Found`. Scores are lists of trees by file
+    name, reduced by `only_turns`.
+
+    Raises ValueError if the folders are not of the same suite, models scored other records or a file is damaged,
+    FileNotFoundError if a folder is not a finished suite.
     """
     results = [read_results(folder) for folder in folders]
     for result, folder in zip(results, folders, strict=True):
@@ -65,7 +69,10 @@ def read_suites(folders: Sequence[str | os.PathLike]) -> tuple[list[dict[str, An
 
 
 def only_turns(tree: ReasoningTree) -> ReasoningTree:
-    """Reduces a tree of messages to its steps, with their context under `AROUND`; keeps other trees."""
+    """Returns a tree of messages reduced to its steps, with their context under `AROUND`; other trees unchanged.
+
+    Node numbers of a judge's critiques are adapted.
+    """
     if not tree.of_messages:
         return tree
     only = steps_only(tree)
@@ -83,7 +90,10 @@ def only_turns(tree: ReasoningTree) -> ReasoningTree:
 
 
 def collect(folders: Sequence[str | os.PathLike]) -> Page:
-    """Reads folders of `jprm eval suite`. Raises ValueError without a folder, or if they are not of the same suite."""
+    """Reads folders of `jprm eval suite`, one per model. Models of one name get their folder's name in brackets.
+
+    Raises ValueError without a folder, or if they are not of the same suite, FileNotFoundError if one is not finished.
+    """
     if not folders:
         raise ValueError("no folder: name one or several that `jprm eval suite` wrote")
     results, scores = read_suites(folders)
@@ -101,9 +111,9 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
 
 
 def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
-    """Returns the problem draws for each of a model's figures, by description.
+    """Returns a model's figures with their values on resampled problems, by description, e.g. "ProcessBench, mean F1".
 
-    `scores` are scored trees by file name. Models of one suite share resamples.
+    `scores` are scored trees by file name. Models of one suite share resamples. {} without a registered benchmark.
     """
     return {
         what: drawn
@@ -114,12 +124,16 @@ def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
 
 
 def compare(a: Mapping[str, Draws], b: Mapping[str, Draws]) -> list[dict[str, Any]]:
-    """Returns rows of `what`, `value` (A minus B), `low`, `high` and `better`, for the figures that both have."""
+    """Returns rows of `what`, `value` (A minus B), `low`, `high` and `better`, for the figures that both have.
+
+    `a` and `b` are from `drawn_figures`; rows are in A's order. `better` is the fraction of resamples with A ahead.
+    Undefined numbers are None.
+    """
     return [{"what": what, **difference(a[what], b[what]).json()} for what in a if what in b]
 
 
 def check_same_records(names: list[str], a: Scores, b: Scores) -> None:
-    """Raises ValueError if two models scored different records."""
+    """Raises ValueError if two models scored different records in one of the files `names`; scores are not compared."""
     for name in names:
         if list(map(_content, a[name])) != list(map(_content, b.get(name, []))):
             raise ValueError(f"{name}: the two models have scored other records; run `jprm eval suite` on one suite")
@@ -145,16 +159,17 @@ def _scored_by_all(scores: Sequence[Scores]) -> list[Scores]:
 def chains(names: Sequence[str], scores: Sequence[Scores], placed: bool = False) -> dict[str, Any]:
     """Returns the browser's data: `models`, `files`, `problems`, and `items`, one per chain, sample or tree.
 
-    Keys of an item:
+    `scores` has, per model of `names`, scored trees by file name; all models must have the same records. Keys of an
+    item:
 
-    - `f`, `p`: file and problem, by index. With `placed`, `r`: line and id of the record.
+    - `f`, `p`: file and problem, by index. With `placed`, `r`: the record's line (from 1) and id, as text.
     - `t`: step texts; `d`: their depth (trees only); `l`: labels (1 right, 0 wrong, a probability between, or null).
     - `c`: scores by model, null for an unscored step; `o`: whether the answer is right, or null.
-    - `w` and `k`: see `ranked`.
+    - `m`: for trajectories, each turn's context (`AROUND`). `w` and `k`: see `ranked`.
     - `j`: for judges, by model: [step, status, tokens, text] of each critique that ends at a step.
 
-    Equal chains are one item with their number in `n`. `all` and `distinct` count the chains. If they exceed `BYTES`,
-    `items` holds the chains that the page's orders show first, and random others.
+    Equal chains are one item with their number in `n` (absent for 1). `all` and `distinct` count the chains. If they
+    exceed `BYTES`, `items` holds the chains that the page's orders show first, and random others.
     """
     problems: dict[str, int] = {}
     items = []
@@ -226,9 +241,10 @@ def _shown(items: Sequence[dict[str, Any]], problems: Sequence[str]) -> dict[str
 
 
 def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns copies with `w`, whether the item is wrong, and `k`, its sort keys in `ORDERS` by model.
+    """Returns copies of items of `chains`, in order, with `w`, whether the item is wrong, and `k`, its sort keys.
 
-    An item is wrong if a step is labelled wrong, or, if no step has a label, if its answer is wrong; null if unknown.
+    `k[m]` has a number per order in `ORDERS` for model m; larger comes first. An item is wrong if a step is labelled
+    wrong (below 0.5), or, if no step has a label, if its answer is wrong; None if unknown.
     """
     with_keys = []
     for item in items:
@@ -332,7 +348,10 @@ def _depth_first(tree: ReasoningTree) -> list[int]:
 
 
 def heat(scores: Scores) -> dict[str, list[list[int]]]:
-    """Counts `right steps` and `wrong steps` by [score bin][step], over all labelled steps outside pools."""
+    """Counts `right steps` and `wrong steps` by [score bin][step], over all labelled steps outside pools.
+
+    Both are lists of BINS rows (low scores first) with COLUMNS counts. Every labelled step must have a score.
+    """
     counts = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
     for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):
         item = _item(tree, [[node.score for node in tree.nodes]], range(len(tree.nodes)))

@@ -73,11 +73,13 @@ def report(
     figures: str | os.PathLike | None = None,
     more: More | None = None,
 ) -> None:
-    """Writes a page for scored files, or for folders of `jprm eval suite` or `jprm rl`; optionally its figures as SVG.
+    """Writes a page for scored files, or for folders of `jprm eval suite` or `jprm rl`; replaces `out` atomically.
 
-    `more` adds sections by heading, after the comparison.
+    `figures` is a folder for the page's figures as NAME.svg; None writes no files. `more` adds sections by heading,
+    after the comparison; only suites have it.
 
-    Raises FileNotFoundError or ValueError if a folder is missing or unfinished, or the folders are not of one suite.
+    Raises FileNotFoundError or ValueError if a folder is missing or unfinished, or the folders are not of one kind or
+    suite; ValueError without a folder, or if `out` is also an input.
     """
     for folder in folders:
         if not path_of(folder).exists():
@@ -116,9 +118,10 @@ def html(
     page: Page, sections: Sequence[tuple[str, str, Sequence[Block]]], drawn: Mapping[str, str],
     verdicts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = (), first: First | None = None, home: str = "",
 ) -> str:  # fmt: skip
-    """Renders the page from sections (id, heading, blocks) and SVG figures by name.
+    """Returns the page's HTML, from sections (id, heading, blocks) and SVG figures by name, for every `Figure` in them.
 
-    Folders of models below `home`, the page's own folder, are named from there, e.g. `formal`.
+    `verdicts` has sentences as (kind, text) by model (`kind`). Folders of models below `home`, the page's own folder,
+    are named from there, e.g. `formal`.
     """
     several = len(page.models) > 1
     figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]
@@ -150,7 +153,10 @@ def html(
 
 
 def orders_of(chains: Mapping[str, Any], several: bool) -> list[str]:
-    """Returns the available orders of `SORTS`, the default first; orders by label only if there are labels."""
+    """Returns the keys of `SORTS` that are available, the default first; orders by label only if there are labels.
+
+    `chains` is the browser's data; `several` (models) adds `models`. Scored files begin with `lowest`.
+    """
     known = any(item["w"] is not None for item in chains["items"])
     labels = any(label is not None for item in chains["items"] for label in item["l"])
     by_label = ["convincing", "doubted"] * known + ["step"] * labels + ["models"] * several
@@ -172,7 +178,7 @@ def counts_of(chains: Mapping[str, Any]) -> str:
 
 
 def has_formulas(chains: Mapping[str, Any]) -> bool:
-    """Whether any text in the browser's data may contain a formula."""
+    """Whether any text in the browser's data (`chains`) may contain a formula."""
     texts = itertools.chain(
         chains["problems"],
         (text for item in chains["items"] for text in item["t"]),
@@ -182,12 +188,15 @@ def has_formulas(chains: Mapping[str, Any]) -> bool:
 
 
 def embedded(data: Any) -> str:
-    """Returns JSON that is safe inside a script element: `<` is escaped."""
+    """Returns data as JSON that is safe inside a script element: `<` is escaped.
+
+    Raises ValueError for NaN or infinity.
+    """
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def glance(models: Sequence[PageModel]) -> list[str | Table]:
-    """Returns the blocks for the top of the page, from benchmarks that all models have."""
+    """Returns the blocks for the top of the page, from benchmarks that all models have; [] if there are none."""
     everywhere = [
         benchmark for name, benchmark in registered().items() if all(name in model.results for model in models)
     ]
@@ -195,7 +204,10 @@ def glance(models: Sequence[PageModel]) -> list[str | Table]:
 
 
 def sections_of(page: Page, more: More) -> Iterator[tuple[str, str, list[Block]]]:
-    """Yields (id, heading, blocks) of every non-empty section."""
+    """Yields (id, heading, blocks) of every non-empty section, in the page's order; `more` are blocks by heading.
+
+    Ids are e.g. `compare`, `more-0`, a benchmark's name with dashes, `heat`, `training` and `left-out`.
+    """
     benchmarks = {name: x for name, x in registered().items() if name in page.models[0].results}
     sections: list[tuple[str, str, Iterable[Block]]] = [("compare", "Comparison of models", _comparison(page))]
     sections += [(f"more-{i}", heading, blocks) for i, (heading, blocks) in enumerate(more.items())]
@@ -308,7 +320,10 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f]")
 
 
 def svg(figure: Figure) -> str:
-    """Draws a figure as SVG. Deterministic; all ids begin with the figure's name."""
+    """Draws a figure as SVG text. Deterministic; all ids begin with the figure's name.
+
+    Errors of its `draw` pass through.
+    """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": figure.name}):
         canvas = Canvas(figsize=figure.size, facecolor="none")
         figure.draw(canvas)
@@ -373,14 +388,15 @@ VERSION = 1
 
 
 def is_run(folder: str | os.PathLike) -> bool:
-    """Whether `jprm rl` wrote the folder."""
+    """Whether `jprm rl` wrote the folder (it has `rl.json`); False if it does not exist."""
     return (path_of(folder) / RESULT).is_file()
 
 
 def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list, First]:
-    """Returns the page, its sections, its verdicts, and the top of the page.
+    """Returns the page, its sections (id, heading, blocks), its verdicts, and the top of the page.
 
-    Raises ValueError if `jprm rl` did not write a folder.
+    A verdict is (run's name, [(kind, sentence)]); see `kind`. Raises ValueError if `jprm rl` did not write a folder, or
+    its `rl.json` is damaged or of a newer jprm.
     """
     models, sections, verdicts, runs, results = [], [], [], [], []
     chains: dict[str, Any] = {"models": ["PRM"], "files": [], "problems": [], "items": []}
@@ -455,7 +471,10 @@ def _together(results: Sequence[tuple[str, dict[str, Any]]]) -> Figure:
 
 
 def blocks(name: str, result: dict[str, Any]) -> Iterator[Block]:
-    """Yields a run's table and figures."""
+    """Yields a run's table, a note and figures: right answers, over KL (if it is measured), and lengths.
+
+    `result` is the object in `rl.json`; `name` is shown in the figures.
+    """
     rows = result["evaluations"]
     k = max(map(int, rows[0]["pass"]))
     columns = ("update", "sampled tokens", "right, %", f"any of {k} right, %", "right working, %",

@@ -25,7 +25,7 @@ SHOWN = ("loss", "auroc", "tokens_per_second", "goodput")
 
 
 def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
-    """Returns the runs: each folder that is one, and the runs below any other folder, by name.
+    """Returns the runs: each folder that is one, and the runs below any other folder, by name, without duplicates.
 
     Raises FileNotFoundError if a folder neither is nor contains a run.
     """
@@ -57,22 +57,22 @@ def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> lis
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns the fields in which flat configurations differ, in order."""
+    """Returns the fields in which flat configurations differ, in order; an absent field counts as null."""
     fields = dict.fromkeys(field for config in configs for field in config)
     return [field for field in fields if len({json.dumps(config.get(field)) for config in configs}) > 1]
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens a configuration to dotted paths."""
+    """Flattens a configuration, nested dicts, to dotted paths, e.g. {"data.rows": 8}. Lists stay values."""
     return flatten_dict(dict(config), sep=".")
 
 
 def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
-    """Returns `{"differ": [field], "runs": [{"folder", "step", "steps", ...}], "left_out"}` for the runs in these
-    folders.
+    """Returns {"differ": fields, "runs": [...], "left_out": [...]} for the runs in these folders (`find_runs`).
 
-    A run has `settings`, its values of the differing fields, and `metrics`, the last value of every metric. `left_out`
-    lists folders that are not shown, with the reason.
+    A run has `folder`, `step` (0 before the first metrics), `steps` (of its settings), `settings`, its values of the
+    differing fields, and `metrics`, the last value of every metric. `left_out` lists {"folder", "reason"} of folders
+    that are not shown.
 
     Raises FileNotFoundError or ValueError, with the file, if a folder has no run or a damaged one.
     """
@@ -113,7 +113,10 @@ def lines_of(path: Place) -> list[dict[str, Any]]:
 
 
 def heads_of(differ: Sequence[str]) -> dict[str, str]:
-    """Returns the fields of the runs table with their headings: the last part of the path if that is unique."""
+    """Returns the fields of the runs table with their headings: the last part of the path if that is unique.
+
+    Fields in `PLACES` are left out, unless no other field differs.
+    """
     fields = [field for field in differ if field not in PLACES] or differ
     leaves = [field.rpartition(".")[2] for field in fields]
     return {field: leaf if leaves.count(leaf) == 1 else field for field, leaf in zip(fields, leaves, strict=True)}
@@ -124,7 +127,7 @@ LEFT_OUT = 10
 
 
 def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the table of runs, and lines on folders that are not shown."""
+    """Yields the table of runs of `compare`, then up to `LEFT_OUT` lines on folders that are not shown."""
     runs, fields = comparison["runs"], heads_of(comparison["differ"])
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"])
     shown = [name for name in metrics if name.startswith("valid_") and name != "valid_labels"]
@@ -143,14 +146,17 @@ def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
 
 
 def names_of(folders: Sequence[str]) -> list[str]:
-    """Returns the folders without their common path."""
+    """Returns the folders without their common path, at least their last part. Local ones are made absolute first."""
     parts = [(folder if is_remote(folder) else os.path.abspath(folder)).rstrip("/").split("/") for folder in folders]
     shared = len(os.path.commonprefix([path[:-1] for path in parts]))
     return ["/".join(path[shared:]) for path in parts]
 
 
 def setting(value: Any) -> str:
-    """Formats a setting with all digits, since runs may differ in the last one."""
+    """Returns a setting as text with all digits, since runs may differ in the last one.
+
+    A sign for absence if it is None.
+    """
     if value is None:
         return ABSENT
     return value if isinstance(value, str) else json.dumps(value)
@@ -180,7 +186,10 @@ NOTE = (
 
 
 def training(runs: Sequence[tuple[str, Given | Found]]) -> Iterator[Block]:
-    """Yields the training figures of runs, given as (name, folder). Folders without metrics are left out."""
+    """Yields the training figures of runs, given as (name, folder). Folders without readable metrics are left out.
+
+    So is a `Found` at an address that this user's jprm did not write. Raises ValueError for damaged metrics.
+    """
     lines = {name: _there(folder) for name, folder in runs}
     for name, title, metrics in PLOTS:
         drawn = []
@@ -208,7 +217,10 @@ def _there(folder: Given | Found) -> list[dict[str, Any]]:
 
 
 def followed(folder: Found) -> Place | None:
-    """Resolves a folder named in results, unless it is an address and the results may be someone else's."""
+    """Returns the place of a folder named in results, which may not exist.
+
+    Returns None if it is an address and the results may be someone else's.
+    """
     try:
         return folder.data()
     except ValueError:
@@ -229,7 +241,10 @@ def line_plot(
     name: str, title: str, lines: Sequence[Line], *, description: str, note: str, x_label: str = "step",
     few: bool = False,
 ) -> Figure:  # fmt: skip
-    """Plots lines. If there are `few` points, each is a dot, and the y axis begins at 0."""
+    """Returns a figure of lines, each with `x` and `y` of one length; it is drawn when the page is.
+
+    If there are `few` points, each is a dot, and the y axis begins at 0.
+    """
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()

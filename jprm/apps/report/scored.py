@@ -19,15 +19,15 @@ from jprm.tree import ReasoningTree, read_trees
 
 
 def is_records(path: str | os.PathLike) -> bool:
-    """Whether a path is a file or prepared folder, not a suite or run."""
+    """Whether a path is a file or prepared folder, not a suite or run; False if it does not exist."""
     return path_of(path).is_file() or (path_of(path) / REPORT).is_file()
 
 
 def files_of(path: str | os.PathLike) -> list[str]:
-    """Returns the record files behind a path.
+    """Returns the record files behind a path: itself, unless it is one of the following.
 
-    For a report of `jprm eval`, e.g. steps.json, they are in steps.json.scores/; for ATIF output of `jprm score`,
-    beside it.
+    For a report of `jprm eval`, e.g. steps.json, they are the files in steps.json.scores/; for ATIF output of `jprm
+    score`, PATH.turns.jsonl, which need not exist.
     """
     if behind := sorted(glob.glob(f"{glob.escape(os.fspath(path))}.scores/*.jsonl")):
         return behind
@@ -37,9 +37,10 @@ def files_of(path: str | os.PathLike) -> list[str]:
 
 
 def collect_scored(paths: Sequence[str | os.PathLike]) -> tuple[Page, list[str]]:
-    """Returns the page of scored files, and sentences that describe them.
+    """Returns the page of scored files, for one model named after the files, and sentences that describe them.
 
-    Raises ValueError if a file has no record or no scores, or two files have scores on different scales.
+    Raises ValueError if a file has no record or no scores, or two files have scores on different scales; RecordError
+    for a bad record.
     """
     files = list(dict.fromkeys(file for path in paths for file in files_of(path)))
     scales = {file: stored_scale(file) for file in files}

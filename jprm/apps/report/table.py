@@ -177,7 +177,10 @@ CAPTION = (
 
 
 def tables(rows: Sequence[Row]) -> Iterator[Table]:
-    """Yields one table per figure, with one row per group."""
+    """Yields one table per figure, with one row per group; the last one has the caption. Yields no table without rows.
+
+    Figures over problems are in per cent.
+    """
     for figure in dict.fromkeys(row.figure for row in rows):
         of_figure = [row for row in rows if row.figure == figure]
         scale = 100.0 if of_figure[0].problems else 1.0
@@ -217,7 +220,11 @@ def _number(value: float, scale: float, sign: str = "") -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Returns one line per figure and group, with all digits; fractions, not percentages."""
+    """Returns CSV text: a heading, and one line per figure and group, with all digits; fractions, not percentages.
+
+    Columns: the groups' settings, figure, runs, problems, mean, spread, low, high, interval_over, difference,
+    difference_low, difference_high, difference_over and p. An undefined number is empty.
+    """
     heads = list(dict.fromkeys(name for row in rows for name in row.group))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
