@@ -133,8 +133,8 @@ SLICES = ("dynamic-slice", "slice", "gather")
 def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> float:
     """Returns the HBM bytes that an instruction reads and writes in one run: each operand once.
 
-    If it reads a slice, only the slice counts. 0 for instructions without data movement (`FREE`). This is a lower bound: if a product
-    exceeds the chip's own memory, its operands are read repeatedly.
+    If it reads a slice, only the slice counts. 0 for instructions without data movement (`FREE`). This is a lower
+    bound: if a product exceeds the chip's own memory, its operands are read repeatedly.
     """
     opcode = instruction.opcode
     if opcode in FREE or opcode.endswith("-done") or "AllocateBuffer" in instruction.text:

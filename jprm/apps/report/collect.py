@@ -111,7 +111,7 @@ def collect(folders: Sequence[str | os.PathLike]) -> Page:
 
 
 def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
-    """Returns a model's figures with their values on resampled problems, by description, e.g. "ProcessBench, mean F1".
+    """Returns a model's figures with their values on resampled problems, by description, as the page compares them.
 
     `scores` are scored trees by file name. Models of one suite share resamples. {} without a registered benchmark.
     """
