@@ -53,12 +53,12 @@ class LogRatio:
     scale: float
 
     def __call__(self, params: dict, config: ModelConfig, rows: Rows, start_BS: Array) -> Float[Array, "B S"]:
-        """Returns step scores. `start_BS`: tokens at the start of each step's chain that are not scored."""
+        """Returns step scores, float32. `start_BS`: tokens at the start of each step's chain that are not scored."""
         above, below = log_probs(params, config, rows), log_probs(self.params, self.config, rows)
         return path_sum(self.scale * (above - below), rows, start_BS)
 
     def compile(self, params: dict, config: ModelConfig, rows: Rows) -> None:
-        """Compiles a call without running it."""
+        """Compiles a call without running it, and waits. Raises ValueError as `log_probs`."""
         log_probs.lower(params, config, rows).compile()
         log_probs.lower(self.params, self.config, rows).compile()
 
@@ -97,9 +97,9 @@ def log_probs_of(
     x_BTD: Float[Array, "B T D"], params: dict, config: ModelConfig, rows: Rows,
     some_BT: Bool[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:  # fmt: skip
-    """Computes `log_probs` from all tokens' hidden states after the final norm.
+    """Computes `log_probs` from all tokens' hidden states after the final norm, in float32.
 
-    A tree's first token gives 0, and so do the tokens unmarked in `some_BT`, if given.
+    A tree's first token gives 0, and so do padding and the tokens unmarked in `some_BT`, if given.
     """
     B, T = rows.tokens.shape
     parent_BT = parents(rows.position)
@@ -143,7 +143,7 @@ def parents(position_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 @jax.jit
 def path_sum(x_BT: Float[Array, "B T"], rows: Rows, start_BS: Int[Array, "B S"]) -> Float[Array, "B S"]:
-    """Sums x over each step's chain from depth `start_BS` to the step's end."""
+    """Sums x over each step's chain from depth `start_BS` (0: the problem's first token) to the step's last token."""
     return jnp.sum(jnp.where(on_paths(rows, start_BS), x_BT[:, None, :], 0.0), axis=-1)
 
 
@@ -167,7 +167,7 @@ class Implicit:
 
     @property
     def log_ratio(self) -> float:
-        """The factor that scores have over the log ratio."""
+        """The factor that scores have over the log ratio: `beta`."""
         return self.beta
 
     @property
@@ -187,7 +187,10 @@ class Implicit:
     def of_log_probs(
         self, log_BS: Float[Array, "B S"], reference_BS: Float[Array, "B S"], rows: Rows, config: ObjectiveConfig
     ) -> tuple[Scalar, Scalar, dict]:
-        """Returns the loss from both models' chain log-probabilities up to every step."""
+        """Returns (loss sum, count, metrics) from both models' chain log-probabilities up to every step.
+
+        The metrics are `scores` and, with loss="dpo", `pair_accuracy`.
+        """
         target_BS, weight_BS = targets(rows, config.target)
         # A step that no labelled chain goes through is not computed.
         r_BS = jnp.where(weight_BS > 0, self.beta * (log_BS - reference_BS), 0.0)
@@ -202,7 +205,7 @@ class Implicit:
         return -jnp.sum(weight_BS * likelihood_BS), jnp.sum(weight_BS), metrics
 
     def check(self, config: ObjectiveConfig) -> None:
-        """Raises ValueError unless there are a language head, a reference and outcomes."""
+        """Raises ValueError without a language head, a reference or outcomes, or if dpo has one chain per row."""
         if find(config.model.head).channels:
             raise ValueError(f"the objective implicit does not fit head {config.model.head!r}; it takes language")
         if not config.reference and REFERENCE not in config.extras:

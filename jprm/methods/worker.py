@@ -22,9 +22,10 @@ _START_S = 120.0  # importing SymPy takes seconds on a busy machine
 
 
 class Worker:
-    """Runs a module that ends in `serve(prepare)`, started at the first question. Thread-safe.
+    """Runs a module that ends in `serve(prepare)`, e.g. "mypackage.answers". Thread-safe.
 
-    Each process answers one question at a time. If `most` processes are busy, the next question waits.
+    Each process answers one question at a time, and starts when all others are busy. If `most` are, the next question
+    waits. Processes end with the program.
     """
 
     def __init__(self, module: str, most: int = 1):
@@ -33,9 +34,11 @@ class Worker:
         self._idle: list[_Process] = []
 
     def ask(self, question: Any, limit_s: float) -> Any:
-        """Returns the reply; None if time ran out or the process died. The next question then starts a new process.
+        """Returns the reply to a JSON value, as JSON; None if time ran out or the process died or raised.
 
-        Raises OSError if the process does not start.
+        `limit_s` counts neither the wait for a free process nor its start, at most 120 s. A process that ran out of
+        time is killed, and a later question starts a new one. Raises OSError if the process does not start, TypeError
+        if the question is not JSON.
         """
         with self._free:
             try:
@@ -103,7 +106,7 @@ class _Process:
 
 def serve(prepare: Callable[[], Callable[[Any], Any]]) -> None:
     """Answers questions in the worker until its input ends. `prepare` does the slow imports and returns the reply
-    function.
+    function. If that raises, the answer is None. Memory is limited to 4 GiB, and printing goes to stderr.
     """
     import logging
     import resource

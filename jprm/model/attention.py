@@ -86,7 +86,7 @@ def check_softmax(name: str, what: str) -> None:
 
 
 def check(name: str, config: ModelConfig, backend: str | None = None, context: int = 1) -> Implementation:
-    """Returns the implementation. Raises ValueError if it refuses the model, the backend (None: any) or `context`."""
+    """Returns the implementation. Raises ValueError if it is unknown or refuses (see `Implementation.refuses`)."""
     implementation = find(name)
     if reason := implementation.refuses(config, backend, context):
         raise ValueError(reason)
@@ -99,7 +99,7 @@ def chain_rows(config: ModelConfig) -> bool:
 
 
 def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: ModelConfig) -> Any:
-    """Returns `config.attention`'s plan for the rows. Raises ValueError if it refuses them or this backend."""
+    """Returns `config.attention`'s plan, for `attend`. Raises ValueError if it refuses the rows or this backend."""
     implementation = check(config.attention, config, jax.default_backend(), parts(until_BT))
     return implementation.plan(until_BT, position_BT, config)
 
@@ -113,7 +113,7 @@ FAST = {"cpu": "paths", "gpu": "gpu_kernel"}
 
 
 def suited(name: str) -> str:
-    """Returns `name`, or the fastest implementation here if `name` is for another backend.
+    """Returns `name`, or the name of the fastest implementation here if it is for another backend.
 
     On a GPU, `gpu_kernel` also replaces `blocked`, which published models and old runs name.
     """
@@ -148,7 +148,8 @@ PROJECTED = "projected"
 
 
 def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]:
-    """Joins forward, (q, k, v, plan, config) to (output, saved), and a backward as in `jax.custom_vjp`."""
+    """Returns `Implementation.attend` by forward, (q, k, v, plan, config) to (output, saved), and backward, (config,
+    saved, dy) to (dq, dk, dv, None). The plan must be a dataclass with a field `window`."""
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
     def attention(q_BTKGH, k_BTKH, v_BTKH, plan, config):
@@ -166,7 +167,7 @@ def capped(logit, softcap: float):
 
 
 def unsplit_only(name: str, context: int) -> str | None:
-    """Returns the reason for `Implementation.refuses` if rows are split into `context` > 1 parts."""
+    """Returns the reason for `Implementation.refuses` if rows are split into `context` > 1 parts, else None."""
     if context == 1:
         return None
     return (
@@ -198,7 +199,7 @@ def blocked_plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], co
 
 
 def unsplit(*arrays: Array) -> list[Array]:
-    """Gathers arrays (B, T), so every device has all its rows' tokens."""
+    """Returns the arrays (B, T), gathered so that every device has all its rows' tokens."""
     return [jax.sharding.reshard(x, spec("batch", None)) if parts(x) > 1 else x for x in arrays]
 
 
@@ -211,7 +212,7 @@ def attend_in_blocks(
     window: Int[Array, ""] | None = None,
     at_once: bool = False,
 ) -> Float[Array, "B T K G H"]:
-    """Attends in `config.attention_block` queries at a time, or all `at_once`; `window` (None: all) is in tokens."""
+    """Attends `config.attention_block` queries at a time, or all `at_once`; `window` (None: all) is in positions."""
     rows = dataclasses.replace(rows, window=window)
     # Heads before tokens and one contiguous matrix a key-value head: the products are then plain matrix products.
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * config.query_scale

@@ -206,7 +206,7 @@ class ModelConfig:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The names in `NORMS` that each layer has."""
+        """The names in `NORMS` that each layer has, in their order."""
         first, count = {"gemma": (0, 4), "glm": (0, 4), "olmo": (2, 2)}.get(self.design, (0, 2))
         return NORMS[first : first + count]
 
@@ -268,12 +268,12 @@ def step_layer(name: str) -> type[nn.Module]:
 
 
 def own_parts(config: ModelConfig) -> dict[str, Any]:
-    """Returns the parts named `module:NAME` in the config, by field. Raises MissingPart if one does not exist."""
+    """Returns the parts named `module:NAME` in the config, as `own_names`. Raises MissingPart if one does not exist."""
     return {field: find_part(name, {}, f"model.{field}") for field, name in own_names(config).items()}
 
 
 def own_names(config: ModelConfig) -> dict[str, str]:
-    """Returns a config's `module:NAME` values by field, e.g. `mixers.0` for a pattern's first."""
+    """Returns a config's `module:NAME` values by field, e.g. {"mixers.0": "mymodule:NAME"} for a pattern's first."""
     named: dict[str, Any] = {}
     for field, value in ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config)):
         named |= {f"{field}.{i}": x for i, x in enumerate(value)} if isinstance(value, tuple) else {field: value}

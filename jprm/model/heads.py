@@ -149,7 +149,7 @@ class Head:
         return self.log_likelihood(logit_BSC, target_BS)
 
     def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
-        """Returns (score, is correct) per step, both (...). A policy's score is the token's probability."""
+        """Returns (score, whether the target is correct) per step. A policy's score is the token's probability."""
         if self.readout is not None:
             score_BS = self.readout.score(logit_BSC)
         else:
@@ -231,15 +231,7 @@ def _members_mean(logit_BSC: Array) -> Float[Array, "*B"]:
     return jnp.mean(jax.nn.sigmoid(logit_BSC.astype(jnp.float32)), axis=-1)
 
 
-def _members_low(logit_BSC: Array) -> Float[Array, "*B"]:
-    return jnp.maximum(_members_mean(logit_BSC) - _members_spread(logit_BSC), 0.0)
-
-
-def _members_high(logit_BSC: Array) -> Float[Array, "*B"]:
-    return jnp.minimum(_members_mean(logit_BSC) + _members_spread(logit_BSC), 1.0)
-
-
-def _members_spread(logit_BSC: Array) -> Float[Array, "*B"]:
+def _band(logit_BSC: Array) -> Float[Array, "*B"]:
     return NORMAL * jnp.std(jax.nn.sigmoid(logit_BSC.astype(jnp.float32)), axis=-1, ddof=1)
 
 
@@ -262,24 +254,23 @@ HEADS: dict[str, Head] = {
     ),
     "ensemble": Head(
         tuple(f"member_{i}" for i in range(MEMBERS)),
-        Readout(score=_members_mean, low=_members_low, high=_members_high), PROBABILITY, ensemble_log_likelihood,
-        log_odds=(1.0,) * MEMBERS, spread=1.0,
+        Readout(
+            score=_members_mean, low=lambda logit_BSC: jnp.maximum(_members_mean(logit_BSC) - _band(logit_BSC), 0.0),
+            high=lambda logit_BSC: jnp.minimum(_members_mean(logit_BSC) + _band(logit_BSC), 1.0),
+        ),
+        PROBABILITY, ensemble_log_likelihood, log_odds=(1.0,) * MEMBERS, spread=1.0,
     ),
 }  # fmt: skip
 """Heads by name. An experiment may also name the user's own `Head` as `module:NAME`."""
 
 
-def _unread(logit_BSC: Array) -> Float[Array, "*B"]:
-    return jnp.full(logit_BSC.shape[:-1], jnp.nan)
-
-
-UNREAD = Readout(score=_unread)
+UNREAD = Readout(score=lambda logit_BSC: jnp.full(logit_BSC.shape[:-1], jnp.nan))
 
 
 def find(name: str) -> Head:
     """Returns the head by this name, or from `module:NAME`. Raises ValueError if there is none.
 
-    `channels=N` is a head with N uninterpreted channels, e.g. for a published model, whose adapter reads them.
+    `channels=N` is a head with N (1 to 9999) uninterpreted channels, e.g. for a published model's adapter; scores NaN.
     `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have one output per name; the first is the score.
     """
     if match := re.fullmatch(r"(sigmoid|softmax)=(\w+(?:,\w+)+)", name):
@@ -301,7 +292,7 @@ def of_names(activation: Literal["sigmoid", "softmax"], names: tuple[str, ...]) 
 
 
 def of_channels(count: int) -> str:
-    """Returns the name for a one-output head with `count` channels, registered if possible; 0 means vocabulary."""
+    """Returns a one-output head's name, e.g. `binary` for 2 channels, `channels=7` for 7, `language` for 0."""
     plain = {name: head for name, head in HEADS.items() if head.readout is None or len(head.readout.outputs) == 1}
     for name, head in plain.items():
         if len(head.channels) == count:

@@ -77,7 +77,7 @@ class Weight:
 
     @property
     def places(self) -> tuple[str | None, ...]:
-        """Logical axes, the layer axis first."""
+        """Logical axes, the layer axis first; None is not split."""
         return (None, *(SPLIT.get(axis) if len(self.axes) > 1 or axis != "D" else None for axis in self.axes))
 
 
@@ -145,13 +145,13 @@ def find(name: str) -> Kind:
 
 
 def kinds_of(config: ModelConfig, layer: int) -> tuple[str, str]:
-    """Returns a layer's mixer and MLP, by name."""
+    """Returns the names of a layer's mixer and MLP. Layers count from 0."""
     mixers, mlps = config.mixers or ("attention",), config.mlps or ("dense",)
     return mixers[layer % len(mixers)], mlps[layer % len(mlps)]
 
 
 def names(config: ModelConfig) -> tuple[str, ...]:
-    """Returns a model's kinds, each once."""
+    """Returns the names of a model's kinds, each once, by first use."""
     return tuple(dict.fromkeys(name for layer in range(config.layers) for name in kinds_of(config, layer)))
 
 
@@ -171,7 +171,7 @@ def roles(config: ModelConfig, layer: int) -> dict[str, tuple[Weight, dict[str, 
 
 
 def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
-    """Yields each group's layers (first, stop)."""
+    """Yields each group's layers (first, stop), without `stop`."""
     first = 0
     for layers in config.layer_groups:
         yield first, first + layers
@@ -179,7 +179,7 @@ def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
 
 
 def places(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[int, ...]]:
-    """Returns the layers in first..stop-1 that have each parameter, by role, and each kind, by name."""
+    """Returns {role or kind's name: layers that have it} for layers first..stop-1."""
     having: dict[str, tuple[int, ...]] = {}
     for layer in range(first, stop):
         for name in (*roles(config, layer), *kinds_of(config, layer)):
@@ -194,7 +194,7 @@ def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns FLOPs per call by kernel for `rows` rows of `tokens` tokens; `split` has the mesh's size per axis."""
+    """Returns {kernel: FLOPs per call} on one device for `rows` x `tokens` tokens; `split`: {mesh axis: size}."""
     by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 
@@ -215,19 +215,19 @@ def builtin() -> dict[str, Weight]:
 
 
 def product_of(weight: Weight) -> str:
-    """Returns the einsum for a low-rank matrix A B. L is the layer, R the rank; E (experts) is an axis of both."""
+    """Returns the einsum for a low-rank matrix A B, e.g. LDR,LRKGH->LDKGH. L: layer, R: rank, E: experts, in both."""
     batch = "E" if weight.axes[0] == "E" and "E" not in weight.inputs else ""
     outputs = "".join(axis for axis in weight.axes if axis not in weight.inputs + batch)
     return f"L{batch}{weight.inputs}R,L{batch}R{outputs}->L{weight.axes}"
 
 
 def summed(weight: Weight) -> tuple[int, ...]:
-    """Returns the axes summed over in the matrix product, as negative indices."""
+    """Returns the axes summed over in the matrix product, as negative indices, e.g. (-4,) for the query's DKGH."""
     return tuple(i - len(weight.axes) for i, axis in enumerate(weight.axes) if axis in weight.inputs)
 
 
 def period(config: ModelConfig, first: int, stop: int) -> int:
-    """Returns the kind pattern's period over layers first..stop-1."""
+    """Returns the kind pattern's shortest period over layers first..stop-1, their number if it never repeats."""
     pattern = [kinds_of(config, layer) for layer in range(first, stop)]
     return next(n for n in range(1, len(pattern) + 1) if pattern[n:] == pattern[: len(pattern) - n])
 
@@ -258,7 +258,7 @@ def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "
 
 
 def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], config: ModelConfig) -> dict[str, Array]:
-    """Gathers a kind's parameters `w` on every device; `weights` declares them by role.
+    """Returns a kind's parameters `w`, gathered on every device; `weights` declares them by role.
 
     Without rematerialisation it gathers nothing: the gathered weights of all layers would wait for the backward pass.
     """
@@ -269,7 +269,7 @@ def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], conf
 
 
 def local(function: Callable, axes: list, out: Any, check: bool = True) -> Callable:
-    """Wraps `function` in a shard_map, so every device computes its own rows and heads.
+    """Wraps `function` in a shard_map, so every device computes its own rows and heads; not without an explicit mesh.
 
     axes, out: trees with the arguments' and results' logical axes, up to the last split axis.
     check: whether JAX infers how values vary over the mesh. Must be False for Pallas kernels without that information.

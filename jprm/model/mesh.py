@@ -104,7 +104,7 @@ def _names(place: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> str | tuple[str, ...] | None:
-    """Removes the mesh axes `left_out` from one entry `place` of a PartitionSpec."""
+    """Returns entry `place` of a PartitionSpec without `left_out`; one axis is a str, and None if all are left out."""
     names = tuple(name for name in _names(place) if name not in left_out)
     return names if len(names) > 1 else next(iter(names), None)
 
@@ -126,7 +126,7 @@ def row_parts(mesh: Mesh | AbstractMesh) -> int:
 
 
 def stream(x_BT: jax.Array) -> P | None:
-    """Returns the spec for hidden states (B, T, D), or (B x T, D), split like the tokens in `x_BT`."""
+    """Returns the spec for states (B, T, D) or (B x T, D), split like the tokens in `x_BT`; None as `sharding`."""
     return sharding("batch", *(["tokens"] if parts(x_BT) > 1 else []))
 
 
@@ -136,7 +136,7 @@ def reshape(x: jax.Array, shape: tuple[int, ...], *axes: str | None) -> jax.Arra
 
 
 def row_places(mesh: Mesh | AbstractMesh, lead: int) -> Rows:
-    """Returns a sharding for each `Rows` field, one for all extras. `lead` unsplit axes precede the rows."""
+    """Returns a `NamedSharding` in each `Rows` field, one for all extras. `lead` unsplit axes precede the rows."""
     before = (None,) * lead
     tokens, slots = (NamedSharding(mesh, spec(*before, "batch", axis, mesh=mesh)) for axis in ("tokens", None))
     places: dict[str, Any] = {f.name: tokens if f.name in PER_TOKEN else slots for f in dataclasses.fields(Rows)}
@@ -144,7 +144,7 @@ def row_places(mesh: Mesh | AbstractMesh, lead: int) -> Rows:
 
 
 def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int, extras: tuple[str, ...] = ()) -> Rows:
-    """Returns `Rows` of shapes without data, (*lead, ...), with batch rows on the last axis of `lead`."""
+    """Returns `Rows` of `ShapeDtypeStruct`s (*lead, tokens or slots), as `row_places`. `lead` ends with the rows."""
 
     def abstract(place: Any, arrays: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*lead, x.shape[1]), x.dtype, sharding=place), arrays)
@@ -153,21 +153,21 @@ def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0):
-    """Puts host arrays on the mesh: `Rows` by `row_places`, others split over their rows, after `lead` axes."""
+    """Returns host arrays put on the mesh: `Rows` by `row_places`, others split over their rows, after `lead` axes."""
     if isinstance(rows, Rows):
         return jax.tree.map(lambda place, arrays: put(arrays, place), row_places(mesh, lead), rows)
     return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
 
 
 def put(arrays, place: NamedSharding):
-    """Puts equal host arrays of all processes on the mesh as `place` shards them, each only its own parts.
+    """Returns equal host arrays of all processes, put on the mesh as `place` shards them, each only its own parts.
     (`jax.device_put` compares first.)
     """
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
 
 def gathered(arrays):
-    """Returns arrays on the mesh as whole numpy arrays in every process."""
+    """Returns arrays on the mesh as whole numpy arrays in every process; all processes must call it."""
     return jax.tree.map(
         lambda x: np.asarray(x) if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True), arrays
     )
@@ -193,7 +193,7 @@ def _divides(config, tensor: int) -> bool:
 
 
 def own_mesh(mesh: Mesh) -> Mesh:
-    """Returns a mesh with only this process's devices; `mesh` itself if there is one process."""
+    """Returns a mesh with only this process's devices, all on `fsdp`; `mesh` itself if there is one process."""
     return mesh if multihost.count() == 1 else make_mesh(devices=jax.local_devices())
 
 
@@ -272,7 +272,7 @@ def at_tokens(x_BTX: jax.Array, index_BS: jax.Array) -> jax.Array:
 
 
 def gathered_weight(w: jax.Array, axis: int) -> jax.Array:
-    """Gathers a weight along `axis`, if the mesh splits it. The gradient, summed over tokens, is scattered back.
+    """Returns a weight gathered along `axis`, itself if unsplit. The gradient, summed over tokens, is scattered back.
 
     The sum is scattered along a new first axis, the parts. Along the weight's own axis XLA's TPU compiler would make
     every device compute the full sum and slice it, if the devices form more than one ring.
@@ -294,10 +294,6 @@ def _gathered(w, axis: int, place: P):
     return jax.sharding.reshard(w, P(*place[:axis], None, *place[axis + 1 :], reduced=frozenset(_over())))
 
 
-def _gather_forward(w, axis: int, place: P):
-    return _gathered(w, axis, place), None
-
-
 def _gather_backward(axis: int, place: P, _, dw):
     split = _names(place[axis])
     others = tuple(name for name in _over() if name not in split)
@@ -313,7 +309,7 @@ def _gather_backward(axis: int, place: P, _, dw):
     return (jax.shard_map(scatter, in_specs=terms, out_specs=place, check_vma=False)(dw),)
 
 
-_gathered.defvjp(_gather_forward, _gather_backward)
+_gathered.defvjp(lambda w, axis, place: (_gathered(w, axis, place), None), _gather_backward)
 
 
 def split_in_chunks(w: jax.Array, axis: int, count: Callable[[int], int]) -> jax.Array:

@@ -23,9 +23,9 @@ from jprm.options import find_part
 
 
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
-    """Splits parameters into trained and frozen flat dicts {path: array}.
+    """Splits nested parameters into (trained, frozen) flat dicts {path: array}, e.g. at "decoder/layers_0/query".
 
-    `freeze` and `only` are regular expressions. A parameter is frozen if `freeze` matches it or `only` does
+    `freeze` ("": none) and `only` are searched in paths. A parameter is frozen if `freeze` matches it or `only` does
     not. Raises ValueError if `freeze` matches no parameter, or all are frozen.
     """
     flat = flatten_dict(params, sep="/")
@@ -43,7 +43,7 @@ def check_matches(field: str, pattern: str, paths: Iterable[str]) -> None:
         raise ValueError(f"{field}={pattern!r} matches no parameter; paths are {', '.join(sorted(paths))}")
 
 
-def new_parameters(path: object, lacking: Iterable[str], pattern: str) -> set[str]:
+def new_parameters(path: object, lacking: Collection[str], pattern: str) -> set[str]:
     """Returns the parameters without weights, which start at random: all `lacking` ones, which `pattern` must match.
 
     Raises ValueError, naming `path`, if `pattern` misses a `lacking` path or matches no parameter.
@@ -60,7 +60,7 @@ def new_parameters(path: object, lacking: Iterable[str], pattern: str) -> set[st
 
 
 def join(*flat: dict) -> dict:
-    """Merges flat dicts into one nested dict."""
+    """Merges flat dicts {path: array} into one nested dict; of a path in several, the last counts."""
     return unflatten_dict({path: value for part in flat for path, value in part.items()}, sep="/")
 
 
@@ -73,13 +73,13 @@ def join(*flat: dict) -> dict:
 
 @functools.cache
 def summed_axes() -> dict[str, tuple[int, ...]]:
-    """Returns the matrices by role, with the (negative) axes their products sum over. Other axes are channels."""
+    """Returns {matrix role: axes its product sums over}, e.g. `query`: (-4,). Other axes are channels. Cached."""
     return {"embed": (-1,)} | {r: layers.summed(weight) for r, weight in layers.builtin().items() if weight.inputs}
 
 
 @functools.cache
 def wide() -> set[str]:
-    """Returns the roles that stay float32 in every dtype."""
+    """Returns the roles that stay float32 in every dtype. Cached."""
     return {"final_norm"} | {role for role, weight in layers.builtin().items() if weight.wide}
 
 
@@ -135,13 +135,13 @@ def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Any:
 
 
 def widened(decoder: dict) -> dict:
-    """Dequantises the decoder to float32."""
+    """Returns the decoder with all parameters as float32 arrays."""
     return jax.tree.map(lambda w: w.astype(jnp.float32), decoder, is_leaf=lambda w: hasattr(w, "astype"))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def held_decoder(decoder: dict, dtype: Dtype) -> dict:
-    """Returns all decoder parameters as they are stored (`held`), each in its place on the mesh."""
+    """Returns all decoder parameters as they are stored (`held`), each in its place on the mesh. Raises as `held`."""
     return jax.tree_util.tree_map_with_path(lambda path, x: held(path[-1].key, x, dtype), decoder)
 
 
@@ -183,12 +183,12 @@ class LoraConfig:
 
 @functools.cache
 def products() -> dict[str, str]:
-    """Returns the einsum for A B by role. Letters are as in `jprm.model.layers`; L is the layer, R the rank."""
+    """Returns {role: `layers.product_of`}, the einsums for A B, e.g. `query`: LDR,LRKGH->LDKGH. Cached."""
     return {role: layers.product_of(weight) for role, weight in layers.builtin().items() if weight.inputs}
 
 
 def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
-    """Returns adapters as a flat, sharded dict {path: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
+    """Returns sharded float32 {matrix path + `A` or `B`: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
 
     Raises ValueError if `targets` matches no matrix, or `freeze` matches all.
     """
@@ -253,7 +253,7 @@ class Adapted:
 
 
 def merge(params: Mapping, config: LoraConfig) -> dict:
-    """Merges adapters: each matrix W becomes W + scale A B in float32, or `Adapted` if it is quantised."""
+    """Returns parameters without adapters: W becomes W + scale A B in float32, or `Adapted` if not float32."""
     if not config.rank:
         return dict(params)
 
@@ -308,7 +308,7 @@ def peak(device_kind: str) -> float | None:
 
 
 def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
-    """Returns parameters per layer matrix, by role, times the fraction used by a token."""
+    """Returns {matrix role: parameters x the fraction used by a token} for one layer."""
     kinds = [layers.find(name) for name in layers.kinds_of(model, layer)]
     return {
         name: math.prod(kind.sizes(model)[axis] for axis in weight.axes) * kind.used(model, name)
@@ -317,8 +317,8 @@ def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
 
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
-    """Returns the FLOPs to update the `trained` paths ([]: to score) on `rows` rows of `tokens` tokens and `slots`
-    steps, without adapters'.
+    """Returns the FLOPs to update the `trained` paths ([]: to score) on all `rows` rows, each with `tokens` tokens and
+    `slots` steps, without adapters'.
     """
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]

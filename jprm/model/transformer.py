@@ -87,7 +87,7 @@ def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: M
 
 
 def cast_weights(layer: Mapping[str, Any], config: ModelConfig, index: int) -> dict[str, Array]:
-    """Returns layer `index`'s parameters in the computation dtype; norms become float32 factors."""
+    """Returns layer `index`'s parameters by role in the computation dtype; norms become float32 factors."""
 
     def of_role(role: str, weight: Weight) -> Array:
         if weight.value is None:
@@ -138,12 +138,12 @@ def normed(x_XD, w: Mapping[str, Array], role: str, config: ModelConfig):
 
 
 def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:
-    """Returns `Kind.plan` for these rows, by kind name."""
+    """Returns {kind name: `Kind.plan`} for these rows. Raises ValueError if a kind refuses them."""
     return {name: layers.find(name).plan(position_BT, until_BT, config) for name in layers.names(config)}
 
 
 def settings_of(config: ModelConfig, first: int, stop: int) -> dict[str, Any]:
-    """Returns the per-layer numbers (`Kind.settings`) for layers first..stop-1, stacked per kind, by kind name."""
+    """Returns {kind name: `Kind.settings`} of the kind's own layers in first..stop-1 (first axis); None stays."""
     return {
         name: jax.tree.map(lambda x_L, at=at: jnp.asarray(x_L[np.array(at)]), layers.find(name).settings(config))
         for name, at in layers.places(config, first, stop).items()
@@ -329,7 +329,7 @@ class Model(nn.Module):
         return self.head(self.states_at(x_BSD, parent_BS), embed_VD)
 
     def states_at(self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """Applies the step layer, if the model has one, to the hidden states at step ends."""
+        """Returns states after the step layer, if there is one. Raises ValueError if it changes their shape."""
         if not self.config.steps:
             return x_BSD
         y_BSD = self.steps(x_BSD, parent_BS)
@@ -359,7 +359,7 @@ def step_logits(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array
 def step_logits_and_sums(
     params: Mapping, config: ModelConfig, rows: Rows
 ) -> tuple[Float[Array, "B S C"], dict[str, Array]]:
-    """Returns step logits, and the kinds' named sums over tokens and layers (`Kind.apply`)."""
+    """Returns step logits, and the kinds' named sums over tokens and layers (`Kind.apply`), {} if dense."""
     logit_BSC, state = cast(Any, Model(config).apply({"params": params}, rows, mutable=["sums"]))
     return logit_BSC, dict(state.get("sums", {}).get("decoder", {}))
 
@@ -379,7 +379,7 @@ def states_at_steps(
 
 
 def init(config: ModelConfig, key: Array) -> dict:
-    """Returns random parameters, each created in its place on the current mesh."""
+    """Returns random float32 {"decoder", "head", "steps"}, as the model has them, placed on the current mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     shape = (1 if mesh.empty else row_parts(mesh), 1)
     zeros = jnp.zeros(shape, jnp.int32, out_sharding=sharding("batch", None))
@@ -428,7 +428,7 @@ class Plan:
 
 
 def attention_plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], config: ModelConfig) -> Plan:
-    """Returns the rotations, query growth and visibility that all layers share."""
+    """Returns the rotations, query growth and visibility that all layers share. Raises as `attention.plan`."""
     return Plan(*positions(position_BT, config), attention.plan(until_BT, position_BT, config))
 
 
@@ -462,7 +462,7 @@ def windows(config: ModelConfig) -> np.ndarray | None:
 
 
 def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
-    """Returns each layer's `window`, and as `turns` whether it rotates; each is None if all layers are alike."""
+    """Returns {"window": `windows`, "turns": whether each layer rotates, (L,) bool, or None if all do}."""
     rope = config.rope_layers
     turns_L = np.array([bool(rope[i % len(rope)]) for i in range(config.layers)]) if rope else None
     return {"window": windows(config), "turns": turns_L}
@@ -491,7 +491,7 @@ def rotate(x: Float[Array, "*T N H"], cos_BTH: Array, sin_BTH: Array) -> Float[A
 
 
 def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
-    """Adds `qkv`, the query, key and value weights side by side: CPUs are faster with one larger product.
+    """Returns `w` with `qkv`, the query, key and value weights side by side: CPUs are faster with one larger product.
 
     (Gate and up are not fused: the MLP of SmolLM2-135M on 8,192 tokens, forward and backward, takes 1.60 s of
     processor time apart and 1.65 s as one product.)
@@ -540,8 +540,8 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
-    """Returns the attention output, and no sums; `settings` has the layer's `window` and `turns`. On CPUs, B and T are
-    one axis, and queries, keys and values one product.
+    """Returns the attention output, and {} as sums; `settings` has the layer's `window` and `turns`. On CPUs, B and T
+    are one axis, and queries, keys and values one product.
     """
     implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}
@@ -599,7 +599,7 @@ MLP_WEIGHTS = {"gate": Weight("DF", "D"), "up": Weight("DF", "D"), "down": Weigh
 
 
 def mlp(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan, settings, config: ModelConfig):
-    """Returns the MLP's output, and no sums. Unless tokens are split, CPUs join B and T: see `Implementation.flat`."""
+    """Returns the MLP's output, and {} as sums. If tokens are unsplit, CPUs join B and T: see `Implementation.flat`."""
     w = {role: w[role] for role in MLP_WEIGHTS}
     if attention.find(config.attention).flat:
         y_XD = gated(reshape(x_BTD, (-1, x_BTD.shape[-1]), "batch"), w, config)

@@ -56,7 +56,7 @@ class OfSteps:
 
     @property
     def pairs(self) -> bool | str:
-        """True if it compares alternatives, "problem" if all steps of a tree. Training logs pairs that splits lose."""
+        """True: compares alternatives; "problem": all steps of a tree; False: no pairs. Training logs the lost ones."""
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
@@ -73,7 +73,7 @@ class OfSteps:
     def of_logits(
         self, logit_BSC: Float[Array, "B S C"], rows: Rows, config: ObjectiveConfig
     ) -> tuple[Scalar, Scalar, dict]:
-        """Returns (loss sum, count, metrics)."""
+        """Returns (loss sum, count, {name: scalar, `Mean`, `Judged` or `Load`}), all summed over the micro-batch."""
         raise NotImplementedError
 
     def check(self, config: ObjectiveConfig) -> None:
@@ -95,8 +95,8 @@ class OfSteps:
 
 
 def balance(sums: Mapping[str, Array]) -> Array:
-    """Returns N sum_n (choices of n / tokens) (mean probability of n), the number of experts per token if all
-    are used alike. As in transformers, over all layers (Fedus et al. 2021, eq. 4 to 6)."""
+    """Returns N sum_n (choices of n / tokens) (mean probability of n), the experts per token if all are used alike.
+    `sums` are as from `experts.apply`, over all layers like transformers' (Fedus et al. 2021, eq. 4 to 6)."""
     tokens = jnp.maximum(sums["tokens"], 1)
     return len(sums["chosen"]) * jnp.sum(sums["chosen"] / tokens * sums["probability"] / tokens)
 
@@ -129,7 +129,7 @@ class Pointwise(OfSteps):
 
 
 def likelihood(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scalar:
-    """Returns the weighted sum of -log p(target), by the head's likelihood."""
+    """Returns the weighted sum of -log p(target). Raises ValueError if the head has no likelihood."""
     return -jnp.sum(weight_BS * head.likelihood(logit_BSC, target_BS))
 
 
@@ -315,7 +315,8 @@ pqm = PQM()
 
 
 def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"]:
-    """Returns a probability head's log-odds: `scalar`'s logit, `binary`'s difference, the ensemble members' mean."""
+    """Returns a probability head's log-odds, e.g. `binary`'s difference, the ensemble members' mean. Raises ValueError
+    if the head has neither `log_odds` nor a likelihood."""
     if head.log_odds:
         factor_C = jnp.array(head.log_odds) / sum(factor * factor for factor in head.log_odds)
         return jnp.sum(logit_BSC * factor_C, axis=-1)
@@ -324,7 +325,7 @@ def log_odds(head: Head, logit_BSC: Float[Array, "B S C"]) -> Float[Array, "B S"
 
 
 def pair_loss(s_BS: Float[Array, "B S"], pair_BSS: Float[Array, "B S S"]) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns sums over pairs (i, j), i better, by weights: -log sigmoid(s_i - s_j), 1, and whether s_i > s_j."""
+    """Returns weighted sums over pairs (i, j), i better (weight 0: no pair): -log sigmoid(s_i - s_j), 1, s_i > s_j."""
     margin_BSS = s_BS[:, :, None] - s_BS[:, None, :]
     loss = -jnp.sum(pair_BSS * jax.nn.log_sigmoid(margin_BSS))
     return loss, jnp.sum(pair_BSS), jnp.sum(pair_BSS * (margin_BSS > 0))
@@ -372,7 +373,7 @@ def returns(
     weight_BS: Float[Array, "B S"],
     decay: float,
 ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """Returns each step's mean lambda-return over its chains, and the chains' weight.
+    """Returns each step's mean lambda-return over its chains, and the chains' weight; both 0 if it has none.
 
     Chains end where the weight is positive. A chain's return at i is lambda^d y, with its end d steps after i, plus the
     sum of (1 - lambda) lambda^(d - 1) V over the steps d after i: lambda is `decay`, y the outcome, V the value.
@@ -402,6 +403,7 @@ def targets(rows: Rows, config: TargetConfig) -> tuple[Float[Array, "B S"], Floa
 
     A target is the probability in [0, 1] that the step is correct, or with neutral='third' the class 0, 1 or 2
     (negative, neutral, positive). A weight is 0 if the step has no label, or `config` leaves it out of the loss.
+    Raises KeyError if the rows lack the extra `config.consensus`.
     """
     label, weight = rows.label, rows.weight
     if config.labels == "rating":
@@ -447,7 +449,7 @@ def _before(rows: Rows) -> tuple[Float[Array, "B S"], Bool[Array, "B S"]]:
     return label_BS, (rows.parent >= 0) & (weight_BS > 0)
 
 
-def after_error(rows: Rows, wrong_BS: Array) -> Array:
+def after_error(rows: Rows, wrong_BS: Bool[Array, "B S"]) -> Bool[Array, "B S"]:
     """Marks the steps after an incorrect step on their chain.
 
     Slots are in depth-first order, so an earlier slot leads to this one if and only if its subtree extends past this
@@ -494,7 +496,7 @@ class ScoreSums:
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
 
     def means(self) -> dict[str, float | None]:
-        """Returns `step_accuracy` and `auroc`, which is None if all steps share a class."""
+        """Returns `step_accuracy` (0 without steps) and `auroc`, which is None if all steps share a class."""
         wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
@@ -540,18 +542,19 @@ def divisor(count: float) -> float:
 
 
 def prefixed(metrics: dict[str, Any], name: str, values: dict[str, float | None]) -> dict[str, float | None]:
-    """Renames `values` from key to `NAME_key` if `metrics` has several judged scores and `name` is not `scores`."""
+    """Returns `values`, with keys `NAME_key` if `metrics` has several judged scores and `name` is not `scores`."""
     judged = [value for value in metrics.values() if isinstance(value, Judged | ScoreSums)]
     return values if len(judged) == 1 or name == "scores" else {f"{name}_{key}": x for key, x in values.items()}
 
 
 def summed(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Replaces `Judged` scores by their sums, so all metrics add up."""
+    """Returns the metrics with `ScoreSums` for `Judged` scores, so all add up."""
     return {name: value.sums() if isinstance(value, Judged) else value for name, value in metrics.items()}
 
 
 def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
-    """Returns the values to log, from metrics summed over `count` labels."""
+    """Returns {name to log: value or None} from `summed` metrics, added up over `count` labels. `ScoreSums` and `Load`
+    give the names in their `means`; others keep their own."""
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
         if isinstance(value, ScoreSums):
@@ -595,11 +598,12 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
     """Returns an experiment's objective. Equal names and options give equal objectives, which hash alike.
 
     Args:
-        name: a registered name, `module:NAME`, or `FILE.py:NAME`; NAME is a function or a dataclass with `__call__`.
+        name: a registered name, `module:NAME`, or `FILE.py:NAME` (executed once; its errors pass through). NAME is a
+            function or a dataclass with `__call__`.
         options: hyperparameters instead of the objective's defaults.
         workdir: the run's folder. Its copy of FILE.py is read if FILE.py is gone.
 
-    Raises ValueError if there is none, if FILE.py differs from the run's copy, or for unknown options.
+    Raises ValueError if there is none, if FILE.py differs from the run's copy, or as `with_options`.
     """
     text = source(name, workdir)
     if text is None:
@@ -612,7 +616,7 @@ def find(name: str, options: Mapping[str, Any] | None = None, workdir: str | os.
 
 
 def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objective:
-    """Returns the objective with these options; `name` is for errors.
+    """Returns a copy of an objective, or an instance of a class, with these options; `name` is for errors.
 
     Raises ValueError, listing the options, if one is unknown, missing, or has a wrong type or range, or if the
     objective does not hash.
@@ -633,9 +637,10 @@ def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objec
 
 
 def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
-    """Returns the name and options under which a run records an objective object.
+    """Returns the name and options under which a run records an objective: `module:NAME`, or a registered name.
 
-    `find` accepts them, unless the object is not importable, e.g. a function in a notebook or in another function.
+    A registered name's options are only those that differ from its defaults; a function has none, {}. `find` accepts
+    both, unless the object is not importable, e.g. a function in a notebook or in another function.
     """
     if not dataclasses.is_dataclass(objective):
         kind = objective if hasattr(objective, "__qualname__") else type(objective)
@@ -652,7 +657,7 @@ def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
 
 
 def option_types(objective: Any) -> dict[str, Any]:
-    """Returns an objective's options: the dataclass fields with plain types."""
+    """Returns {field: type} of an objective's options, the dataclass fields with plain types; {} for a function."""
     if not dataclasses.is_dataclass(objective):
         return {}
     kinds = typing.get_type_hints(objective if isinstance(objective, type) else type(objective))
@@ -661,7 +666,7 @@ def option_types(objective: Any) -> dict[str, Any]:
 
 
 def check(objective: Objective, config: ObjectiveConfig) -> None:
-    """Calls the objective's own `check`, if it has one: ValueError if it does not fit the head or the labels."""
+    """Calls the objective's `check`, if it has one. Raises ValueError if it does not fit the head or the labels."""
     if hasattr(objective, "check"):
         objective.check(config)
 
@@ -672,7 +677,8 @@ def log_ratio(objective: Objective) -> float | None:
 
 
 def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
-    """Returns the text of FILE.py in `name`, else None. Raises ValueError if file and copy are gone, or differ."""
+    """Returns the text of FILE.py in `name`, or of its copy in the run's `workdir` if it is gone; None for other names.
+    Raises ValueError if both are gone, or they differ."""
     path = pathlib.Path(name.rpartition(":")[0])
     if path.suffix != ".py":
         return None

@@ -32,7 +32,7 @@ SOFT_MIN_TEMPERATURE = 0.1
 
 
 def aggregate(scores: Sequence[Any], rule: Rule) -> Any:
-    """Returns a chain's score from its step scores, as a float; for several chains of any length, an array.
+    """Returns a chain's score from its step scores, as a float; for N chains of any length, a float64 array (N,).
 
     `rank_keys` defines the rules; its logarithms and log odds become probabilities here. NaN if a chain has no step or
     a missing (None) or non-finite score. Raises ValueError for an unknown rule, or if the scores do not fit the rule.
@@ -87,7 +87,7 @@ def rank_keys(
 
 
 def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray, "B P"], Bool[np.ndarray, "B P"]]:
-    """Pads chains to one float32 array and its mask; P is the longest length, at least 1."""
+    """Pads B chains with zeros to one float32 array; returns it and its mask. P is the longest length, at least 1."""
     length_B = np.array([len(x) for x in scores], int)
     mask_BP = np.arange(max(1, length_B.max(initial=0))) < length_B[:, None]
     score_BP = np.zeros(mask_BP.shape, np.float32)
@@ -99,7 +99,7 @@ def padded(scores: Sequence[Float[np.ndarray, " _"]]) -> tuple[Float[np.ndarray,
 def chain_scores(
     paths: Sequence[Sequence[float]], rule: str, scale: Scale = PROBABILITY
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns (scores, sort keys), each (N,), for N chains; `paths` holds each chain's step scores.
+    """Returns (scores, sort keys), each (N,) float64, for N chains; `paths` holds each chain's step scores.
 
     Keys are as in `rank_keys`. Scores are too, unless the rule multiplies probabilities: then it takes `Scale.weights`,
     and the score is a probability. Both are NaN if a chain has no steps or a non-finite score.

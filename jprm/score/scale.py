@@ -62,13 +62,13 @@ class Scale:
         return scipy.special.xlogy(1, self.weights(score).clip(0))  # np.log without a warning for 0
 
     def log_votes(self, key: Any, rule: str) -> Any:
-        """Returns log vote weights (*N) for chains with these sort keys (`jprm.score.aggregate.rank_keys`)."""
+        """Returns log vote weights (*N) for chains with these sort keys by `rule` (`score.aggregate.rank_keys`)."""
         if rule in ("prod", "mean_log"):
             return key  # already a log weight
         return (LOG_ODDS if rule == "sum_log_odds" else self).log_weights(key)
 
     def fractions(self, score: Any, where: str) -> Any:
-        """Returns `weights`, all in [0, 1]. Raises ValueError, naming `where`, if a score is NaN or off this scale."""
+        """Returns an array's `weights`, in [0, 1]. Raises ValueError, naming `where`, for a NaN or off-scale score."""
         weight = self.weights(score)
         if (wrong := ~((weight >= 0) & (weight <= 1))).any():
             outside = float(score[wrong.argmax()])
@@ -84,7 +84,7 @@ LOG_ODDS = Scale(threshold=0.0, weight="sigmoid")
 
 
 def check_scale(scale: Scale, weights: Collection[str], model: str, consumer: str) -> None:
-    """Raises ValueError if a model's scale is not among a consumer's accepted `weights`."""
+    """Raises ValueError, naming model and consumer, if the scale is not among the consumer's accepted `weights`."""
     if scale.weight not in weights:
         taken = " or ".join(MEANING[weight] for weight in WEIGHTS if weight in weights)
         raise ValueError(f"{model}: its scores are {MEANING[scale.weight]}, and {consumer} takes {taken}")

@@ -82,7 +82,8 @@ class PRM:
     ('rating', 'prod', ('score',))
 
     In jprm's own models the score is the probability that a step is not wrong. For a published model its adapter
-    (`jprm.methods.formats.adapters`) defines the score.
+    (`jprm.methods.formats.adapters`) defines the score. Scoring blocks, and compiles each new row length first
+    (`warm_up`). It raises ValueError if a row does not fit in memory.
     """
 
     params: dict
@@ -112,12 +113,12 @@ class PRM:
 
     @property
     def read_as(self) -> str:
-        """One line about the folder: its adapter if any, the layout, and a score's meaning."""
+        """`FOLDER: LAYOUT; scores are of SEMANTICS, a chain's rule is RULE`, one line for logs."""
         return f"{self.name}: {self.layout}; scores are of {self.semantics}, a chain's rule is {self.rule}"
 
     @property
     def rule(self) -> str:
-        """The aggregation rule: the authors' choice, or the label semantics' default."""
+        """The aggregation rule, e.g. "prod": the authors' choice, or the label semantics' default."""
         return self.aggregation or DEFAULT_RULE[self.semantics]
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
@@ -133,7 +134,7 @@ class PRM:
         return np.array(list(map(as_written, outputs["score"])), np.float32)
 
     def logits(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, "P C"]:
-        """Returns the head's logits at every step, (P, C) float32. Raises like `score`, and for an implicit PRM."""
+        """Returns (P, C) float32 logits, C the head's channels. Raises like `score`; ValueError for an implicit PRM."""
         self._check_logits()
         (outputs,) = self._outputs(self._prepared([chain_tree(problem, steps)]), _logits)
         return outputs["logits"]
@@ -141,7 +142,8 @@ class PRM:
     def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
         """Returns the head's logits at the P token indices `places` of the chain `ids`, (P, C) float32.
 
-        Raises ValueError like `logits`; also for a model with a step layer, and for invalid, missing or too many ids.
+        Checks neither `places` nor finiteness. Raises ValueError for an implicit PRM, a model with a step layer, and
+        invalid, missing or too many ids; MemoryError if a device cannot hold the row.
         """
         self._check_logits()
         if self.config.steps:
@@ -167,28 +169,27 @@ class PRM:
             )
 
     def score_many(self, records: Iterable[dict[str, Any]], speed: Speed | None = None) -> Iterator[dict[str, Any]]:
-        """Yields the records in order with their scores: `scores` in chains and pool samples, `score` in nodes.
+        """Yields copies of the records in order with new scores: `scores` in chains and pool samples, `score` in nodes.
 
-        The head's further named outputs are under `outputs`, lists by name in a chain or sample. A thread reads up to
-        three chunks (CHUNK records each) ahead. `speed` counts tokens and times.
+        The head's further named outputs are under `outputs`: {name: number} in a node, lists in a chain or sample. A
+        thread reads up to three chunks (CHUNK records each) ahead. `speed`, if given, counts tokens and times.
 
         >>> [chain] = prm.score_many([{"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4."], "id": 7}])
         >>> sorted(chain), len(chain["scores"])
         (['id', 'problem', 'scores', 'steps'], 1)
 
         Raises:
-          RecordError: an invalid record.
+          RecordError: an invalid record, in place of its whole chunk.
           ValueError: a chain too long for the model; at once, if `records` is one record or a file name.
           FloatingPointError: a non-finite score.
         """
         if isinstance(records, str | os.PathLike | Mapping):
             raise ValueError("score_many takes records, [{...}, ...]. To read a file, use jprm.tree.read_records(FILE)")
-        return self._scored_many(records, speed)
-
-    def _scored_many(self, records: Iterable[dict[str, Any]], speed: Speed | None) -> Iterator[dict[str, Any]]:
-        for prepared, results in self._read(ahead(self._chunks(records)), self.readout, speed):
-            for record, tree, outputs in zip(prepared.records, prepared.trees, results, strict=True):
-                yield scored(record, tree, outputs)
+        return (
+            scored(record, tree, outputs)
+            for prepared, results in self._read(ahead(self._chunks(records)), self.readout, speed)
+            for record, tree, outputs in zip(prepared.records, prepared.trees, results, strict=True)
+        )
 
     def _chunks(self, records: Iterable[dict[str, Any]]) -> Iterator[Prepared]:
         """Yields packed record chunks, and compiles their programs."""
@@ -203,11 +204,12 @@ class PRM:
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns (N,) float32 for each tree with N nodes, NaN for context. Raises like `score_many`."""
+        """Returns unrounded scores, (N,) for a tree with N nodes, NaN for context. Raises like `score_many`."""
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns named outputs, (N,) float32 each, for each tree with N nodes. Raises like `score_many`."""
+        """Returns {output name: (N,)} for each tree, NaN for context; `turn` is the own log ratio of an implicit PRM's
+        message. Raises like `score_many`."""
         return self._outputs(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
     @property
@@ -215,10 +217,10 @@ class PRM:
         return ("score",) if self.ratio is not None else tuple(name for name, _ in self.readout.outputs)
 
     def by(self, output: str) -> PRM:
-        """Returns this model with another named output, e.g. `low`, as the score.
+        """Returns a model with another named output, e.g. `low`, as its only one, `score`; itself for "score".
 
-        `NAME unless OTHER > LIMIT` scores 0 if another output is above a limit, so such a step is never chosen.
-        Raises ValueError for an unknown output, and for a limit if 0 is not the worst score.
+        `NAME unless OTHER > 0.5` scores 0 if another output is above a limit, so such a step is never chosen.
+        Raises ValueError for an unknown output, another form, and a limit if 0 is not the worst score.
         """
         if output == "score":
             return self
@@ -240,13 +242,13 @@ class PRM:
         return dataclasses.replace(self, readout=Readout(score=readout))
 
     def compile(self, tokens: int) -> None:
-        """Compiles rows with `tokens` tokens, without a run. Raises MemoryError if a device cannot hold such rows."""
+        """Compiles rows with `tokens` tokens, and waits. Raises MemoryError if a device cannot hold such rows."""
         rows = empty_rows(1, tokens, tokens // 2)
         for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
             self._compile(batch)
 
     def warm_up(self, longest: int) -> list[int]:
-        """Compiles rows for chains up to `longest` tokens; returns the row lengths.
+        """Compiles rows for chains up to `longest` tokens (also above `context`), and waits; returns the row lengths.
 
         Afterwards no chain with at most so many tokens, and half as many steps, compiles anything; nor do trees of such
         chains prepared for rows with at most so many tokens. Raises MemoryError if a device cannot hold such rows.
@@ -389,7 +391,7 @@ class PRM:
         return chain_rows(self.config) or (self.ratio is not None and chain_rows(self.ratio.config))
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Returns whether the model can read every chain in the record."""
+        """Returns whether all chains are within `context`; True if it is None. Raises RecordError if one is invalid."""
         if (limit := self.context) is None:
             return True
         return longest_chain(token_tree(tree_of(dict(record)), self.layout, context=limit)) <= limit
@@ -455,19 +457,19 @@ size, the next power of two.
 
 
 def row_lengths(longest: int) -> list[int]:
-    """Returns the row lengths for chains up to `longest` tokens, ascending."""
+    """Returns the row lengths for chains up to `longest` tokens, ascending, e.g. [256, 512, 1024] for 600."""
     return padded_sizes(longest, SHORTEST)
 
 
 def rows_of_trees(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields packed rows by length, with every slot's tree index and node; `row` tokens unless a chain needs more."""
+    """Yields (rows, tree (B, S), node (B, S)) by row length, at most `row` unless a chain is longer; -1: no step."""
     for tokens, members in row_groups(trees, row).items():
         packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
         yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
 
 
 def rows_of_chains(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields rows with one chain each, as short as possible, with every slot's tree index and node."""
+    """Yields like `rows_of_trees`, but one chain per row, and each row as short as possible."""
     groups: dict[int, list[Part]] = {}
     for index, tree in enumerate(trees):
         longest = _longest_row(tree, row)
@@ -478,7 +480,7 @@ def rows_of_chains(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows,
 
 
 def row_groups(trees: Sequence[TokenTree], row: int) -> dict[int, list[int]]:
-    """Returns tree indices by row length, for `rows_of_trees`.
+    """Returns {row length: tree indices} for `rows_of_trees`; `row` is the longest shared row.
 
     Rows are chosen one by one, each at the largest size filled by the remaining trees, so the last ones are short and
     padding is small. The number of devices must not matter: other row lengths would change scores by rounding, and with
@@ -602,7 +604,7 @@ class _Thread(concurrent.futures.ThreadPoolExecutor):
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yields the items while a thread makes the next one. Its exceptions are raised in the item's place."""
+    """Yields the items while a thread makes the next one; an exception in it is raised in the item's place."""
     end, items = object(), iter(items)
     with _Thread(1, "jprm packing") as thread:
         following = thread.submit(next, items, end)
@@ -616,8 +618,8 @@ def in_flight(
 ) -> Iterator[tuple[T, R]]:
     """Yields each item with its results, in order, after the next item is dispatched.
 
-    `dispatch` returns a function that waits for the results; one of `threads` calls it. Exceptions while making or
-    dispatching an item are raised after earlier items' results.
+    `dispatch` returns a function that waits for the results; one of `threads` calls it. Exceptions, also while making
+    or dispatching an item, are raised after earlier items' results. Adds each item's times to `speed`.
     """
     waiting: collections.deque[tuple[T, float, concurrent.futures.Future]] = collections.deque()
     items, failure, more = iter(items), None, True
@@ -650,9 +652,9 @@ def in_flight(
 
 
 def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> None:
-    """Raises MemoryError if a device cannot hold the temporaries for `rows` rows with `tokens` tokens.
+    """Raises MemoryError if a device cannot hold the temporaries for its `rows` rows with `tokens` tokens each.
 
-    A lower bound: hidden states, and the float32 logits if `attention` is `reference`.
+    A lower bound: hidden states, and the float32 logits if `attention` is `reference`. Unknown memory passes.
     """
     pairs = config.heads * tokens * tokens * 4 if config.attention == "reference" else 0
     parts = mesh.size // row_parts(mesh)  # the devices that share a row

@@ -24,7 +24,7 @@ value gradients."""
 
 
 def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str, tuple], split: bool):
-    """Runs `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
+    """Returns the arrays of `call` on every device's own rows, heads and tokens, since JAX cannot shard a kernel.
 
     If tokens are split, `call` takes whole rows' keys, and each device returns its term in their gradients.
 
@@ -66,18 +66,21 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
 
 
 def saved(*arrays):
-    """Names forward arrays that the backward pass needs, so that remat="dots" keeps them."""
+    """Returns the forward arrays that the backward pass needs, named so that remat="dots" keeps them."""
     return [checkpoint_name(x, SAVED) for x in arrays]
 
 
 def numbers_of(blocks, T: int):
-    """Returns the layer's window (0: none), and the row index of this device's first query."""
+    """Returns int32 [the layer's window (0: whole path), the row index of this device's first query].
+
+    `T` is the queries per row on this device.
+    """
     first = jax.lax.axis_index("context") * T if T < blocks.until.shape[1] else 0
     return jnp.stack([jnp.int32(0 if blocks.window is None else blocks.window), jnp.int32(first)])
 
 
 def too_old(name: str) -> str | None:
-    """Returns the reason, if any, to refuse this machine's GPU."""
+    """Returns the reason to refuse this machine's GPU, or None; `name` is the attention's, for the reason."""
     if ampere_or_later():
         return None
     return (
@@ -99,7 +102,8 @@ def logits(logit, config: ModelConfig):
 def weights(logit, slope, dweight, seen, log, inner):
     """Returns weights, recomputed from the log-sum-exp, and the uncapped logits' unscaled gradient.
 
-    All are shaped like a block pair; `log` and `inner` belong to its queries.
+    All are shaped like a block pair; `log` (base 2) and `inner`, sum(dy y), belong to its queries. `logit` and `slope`
+    are as from `logits`; `seen` None means that all keys are visible.
     """
     weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
     dlogit = weight * (dweight - inner)

@@ -130,7 +130,7 @@ PATHS = Implementation(
 
 
 def path_pairs(paths: Paths, config: ModelConfig) -> int:
-    """Returns the computed (query, key) pairs per head, hidden ones included."""
+    """Returns the computed (query, key) pairs per head in all rows, hidden ones included."""
     block, (B, N, _) = config.attention_block, paths.index.shape
     return B * block * int(N * block + CHUNK * jnp.sum(paths.chunks))
 

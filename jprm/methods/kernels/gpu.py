@@ -42,7 +42,7 @@ KINDS = {
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
-    """Returns the reason if the kernel cannot run this model on the backend. See `Implementation.refuses`."""
+    """Returns the reason if the kernel cannot run this model on the backend, or None. See `Implementation.refuses`."""
     if backend == "tpu":
         return "attention='gpu_kernel' is for NVIDIA GPUs; a TPU takes attention='kernel'"
     if config.head_dim > 256:
@@ -66,12 +66,12 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
 
 
 def bounded(config: ModelConfig) -> tuple[int, ...]:
-    """Returns the window sizes in the model, without 0."""
+    """Returns the different window sizes in the model, ascending, without 0."""
     return tuple(sorted({window for window in config.windows if window}))
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns FLOPs per kernel call like `jprm.methods.kernels.tpu.flops`, averaged over the layers."""
+    """Returns {"forward_kernel", "dq_kernel", "dkv_kernel": FLOPs per call}, averaged over layers, as `tpu.flops`."""
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)
@@ -356,7 +356,7 @@ class BlockTable:
 
 
 def padded_head(H: int) -> int:
-    """Returns the padded head size, a power of two as Triton requires."""
+    """Returns the head size `H` padded to a power of two, as Triton requires, at least 16."""
     return max(SMALLEST, 1 << (H - 1).bit_length())
 
 
@@ -366,7 +366,10 @@ def key(H: int, itemsize: int) -> str:
 
 
 def default_launches(H: int, itemsize: int) -> Launches:
-    """Returns blocks that keep all values in registers on A100, H100 and B200 (tests/model/test_gpu_aot.py)."""
+    """Returns blocks for head size `H`, in `itemsize` bytes, that keep all values in registers on A100, H100 and B200.
+
+    tests/model/test_gpu_aot.py checks it.
+    """
     if itemsize == 4:  # with full precision, products take no tensor cores and hold their operands in registers
         if H <= 64:
             return Launches(*[Launch(32, 32, 4, 2)] * 3)
@@ -381,7 +384,7 @@ def default_launches(H: int, itemsize: int) -> Launches:
 
 
 def launches(H: int, itemsize: int) -> Launches:
-    """Returns the fastest measured blocks for this machine's GPU, or the defaults."""
+    """Returns the fastest measured blocks for this machine's GPU (`tuned`), or `default_launches`."""
     default = default_launches(padded_head(H), itemsize)
     if jax.default_backend() == "gpu":
         measured = tuned().get(jax.local_devices()[0].device_kind, {}).get(key(H, itemsize))
@@ -392,7 +395,7 @@ def launches(H: int, itemsize: int) -> Launches:
 
 @functools.cache
 def tuned() -> dict:
-    """Returns the measured launches, {device kind: {`key`: {"forward", "dq", "dkv"}}}."""
+    """Returns {device kind: {`key`: {"forward", "dq", "dkv": fields of a `Launch`}}}, as measured. Cached."""
     return json.loads((pathlib.Path(__file__).parent / TUNED).read_text(encoding="utf-8"))
 
 

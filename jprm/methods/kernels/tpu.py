@@ -38,7 +38,7 @@ KINDS = {
 
 
 def refuses(config: ModelConfig, backend: str | None, context: int) -> str | None:
-    """Returns the reason if the kernel cannot run this model on the backend. See `Implementation.refuses`."""
+    """Returns the reason if the kernel cannot run this model on the backend, or None. See `Implementation.refuses`."""
     if backend == "gpu":
         return "attention='kernel' is for TPUs; a GPU takes attention='gpu_kernel'"
     return None
@@ -53,10 +53,11 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns FLOPs per kernel call on one device, if one chain fills each row: all block pairs.
+    """Returns {"forward_kernel", "dq_kernel", "dkv_kernel": FLOPs per call} on one device if one chain fills each row.
 
-    Trees need fewer pairs, and a kernel skips the others. If rows are split over `context`, the figures are for the
-    device with the last queries and so most pairs: the others wait for it.
+    Trees need fewer block pairs, and a kernel skips the others. `tensor` and `context` are the mesh's sizes. If rows
+    are split over `context`, the figures are for the device with the last queries and so most pairs: the others wait
+    for it. Raises ValueError as `block_sizes`.
     """
     sizes = block_sizes(tokens, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, context)
     pairs = most_pairs(tokens, sizes, context) * sizes.query * sizes.key
@@ -372,7 +373,7 @@ class BlockLists:
 
 
 def most_pairs(T: int, sizes: Sizes, parts: int = 1) -> int:
-    """Returns the most entries per table: the block pairs in the last part of a single-chain row.
+    """Returns the most entries per table: the block pairs in the last of `parts` parts of a one-chain row of T tokens.
 
     (A table by keys has no more: such a row's last part needs all key blocks.)
     """
@@ -381,6 +382,8 @@ def most_pairs(T: int, sizes: Sizes, parts: int = 1) -> int:
 
 def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
     """Returns the largest blocks, at most 512 tokens, that fit a TPU core's memories, with G x block_q at most 2,048.
+
+    T: tokens per row, in `parts` parts. H: head size, each number in `itemsize` bytes. G: query heads per key head.
 
     A grid step has a fixed cost, so its 4 x G x block_q x block_k x H operations must be many: 0.5 G at G = 7, H
     = 128 and 256 x 512. Larger blocks skip fewer hidden pairs in trees.
@@ -404,7 +407,7 @@ def block_sizes(T: int, H: int, G: int, itemsize: int, parts: int = 1) -> Sizes:
 
 
 def vmem_bytes(sizes: Sizes, H: int, G: int, itemsize: int) -> int:
-    """Returns the VMEM bytes for the largest of the three kernels.
+    """Returns the VMEM bytes for the largest of the three kernels. Arguments are as in `block_sizes`.
 
     Fetched and written blocks count twice, since the next one is transferred while one is computed. Sums are float32;
     the running maximum and total take 128 lanes per query. Heads narrower than 128 are padded.

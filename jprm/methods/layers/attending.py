@@ -83,7 +83,10 @@ def attention_by(attend: Attend, weights: Mapping[str, Weight] | None = None) ->
 
 
 def sinks(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config: ModelConfig):
-    """Returns attention with a learned sink per head: a logit that takes weight and has no value (gpt-oss)."""
+    """Returns (B, T, K, G, H), attention with a learned sink per head: a logit that takes weight and has no value.
+
+    `w` is {"sink": (K, G)} (gpt-oss); the other arguments are those of `Attending.attend`.
+    """
     logit_BKGTS = logits(q_BTKGH, k_BSKH, seen_BTS, config)
     sink_BKGTS = jnp.broadcast_to(w["sink"][None, :, :, None, None], (*logit_BKGTS.shape[:-1], 1))
     weight_BKGTS = jax.nn.softmax(jnp.concatenate([logit_BKGTS, sink_BKGTS], axis=-1))[..., :-1]

@@ -78,7 +78,7 @@ class ChunkPlan:
 
 
 def chunk_of(config: ModelConfig, tokens: int) -> int:
-    """Returns the tokens per chunk of a row with `tokens` tokens."""
+    """Returns the tokens per chunk of a row with `tokens` tokens: `deltanet.chunk`, or fewer in a shorter row."""
     return min(config.deltanet.chunk, tokens)
 
 
@@ -163,7 +163,10 @@ def _ranked(chosen_BNC, value_BNC, rest: int) -> Array:
 
 
 def apply(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: ChunkPlan, settings, config: ModelConfig):
-    """Returns the layer's output, and no sums. Each device computes only its rows and heads."""
+    """Returns the layer's output, and {} as sums. Each device computes only its rows and heads.
+
+    A row with more states than `bound` is NaN. `settings` is not used.
+    """
     x_BTD, plan = jax.lax.optimization_barrier((x_BTD, plan))  # as attention does
     w = gathered_weights({role: w[role] for role in WEIGHTS}, WEIGHTS, config)
     shape = (x_BTD.shape[0], *(sizes(config)[axis] for axis in "KGHV"))
@@ -282,17 +285,12 @@ def _exactly(a, b):
     return jnp.matmul(a, b, precision="highest")
 
 
-def _inverse_forward(lower):
-    inverse = _inverse(lower)
-    return inverse, inverse
-
-
 def _inverse_backward(inverse, gradient):
     turned = jnp.swapaxes(inverse, -1, -2)
     return (-jnp.tril(_exactly(turned, _exactly(gradient, turned)), -1),)
 
 
-_inverse.defvjp(_inverse_forward, _inverse_backward)
+_inverse.defvjp(lambda lower: (_inverse(lower),) * 2, _inverse_backward)
 
 
 @jax.custom_vjp
@@ -451,7 +449,8 @@ def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
 def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, config: ModelConfig):
     """Returns the output for new tokens, and the cached state after the first `length_B` of them per row.
 
-    state: the recurrent state (B, K, G, H, V) and the last convolution inputs (B, K, W - 1, X), before these tokens.
+    state: the recurrent state (B, K, G, H, V) and the last convolution inputs (B, K, W - 1, X), before these tokens. It
+        is returned in the same form; a row of length 0 keeps it.
     """
     state_BKGHV, inputs_BKWX = state
     (q, k, v, rate, decay), gate_BTKGV = _projected(x_BTD, w, config)
@@ -490,7 +489,7 @@ def _number_after(plan: ChunkPlan, at_B: Int[Array, " B"]) -> Int[Array, " B"]:
 
 
 def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], ...]:
-    """Returns shapes and dtypes for the recurrent state and the last convolution inputs."""
+    """Returns (shape, dtype) of the recurrent state and of the last convolution inputs (`decode`) for `rows` rows."""
     K, G, H, V = (sizes(config)[axis] for axis in "KGHV")
     return ((rows, K, G, H, V), jnp.float32), ((rows, K, config.deltanet.conv - 1, 2 * H + G * V), config.dtype)
 
@@ -499,21 +498,24 @@ def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], 
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
-    """Returns the sizes by the letters of the weights' shapes."""
+    """Returns {letter: size} for the letters D, K, G, H, V and W of `WEIGHTS`."""
     c = config.deltanet
     heads = c.value_heads // max(c.key_heads, 1)
     return {"D": config.width, "K": c.key_heads, "G": heads, "H": c.key_dim, "V": c.value_dim, "W": c.conv}
 
 
 def flops(config: ModelConfig, tokens: int, layer: int) -> float:
-    """Returns the FLOPs of the rule on one chain: products within chunks and with states, and the triangular solve."""
+    """Returns the FLOPs of the rule on one chain: products within chunks and with states, and the triangular solve.
+
+    All layers (`layer` is not used) take the same.
+    """
     C, c = chunk_of(config, tokens), config.deltanet
     of_chunk = C * C * (c.key_heads * 4 * c.key_dim + c.value_heads * 4 * c.value_dim) + c.value_heads * C**3
     return tokens / C * (of_chunk + 6 * C * c.value_heads * c.key_dim * c.value_dim)
 
 
 def refuses(config: ModelConfig, context: int) -> str | None:
-    """Returns the reason if deltanet cannot run this model with tokens in `context` parts."""
+    """Returns the reason if deltanet cannot run this model with tokens in `context` parts, else None."""
     c = config.deltanet
     if min(c.key_heads, c.value_heads, c.key_dim, c.value_dim) < 1 or c.value_heads % c.key_heads:
         return f"mixers have deltanet, and {c} has no heads, or value_heads that key_heads do not divide"

@@ -79,7 +79,7 @@ _BIASES = tuple(f"{role}_bias" for role in _MATRICES)
 
 
 def routed(x_BTD, w: Mapping[str, Array], config: ModelConfig):
-    """Returns float32 probabilities of all N experts, and the weights and indices of P chosen ones."""
+    """Returns probabilities of all N experts (B, T, N), float32, and weights and indices of the P chosen (B, T, P)."""
     logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), w["router"], out_sharding=stream(x_BTD))
     logit_BTN += w.get("router_bias", 0.0)
     probability_BTN = jax.nn.softmax(logit_BTN, axis=-1)
@@ -204,7 +204,7 @@ def clamped(gate_XF, up_XF, limit: float):
 
 @jax.custom_vjp
 def grouped(x_XD, w_EDF, count_E):
-    """Multiplies row group e (count_E[e] consecutive rows) by matrix e.
+    """Returns (X, F): row group e (count_E[e] consecutive rows) times matrix e. Rows after the groups are unspecified.
 
     The TPU compiler has a kernel for this and for the gradient of the rows. It would compute the gradient of the
     matrices as E products over all rows, so a JAX kernel is used instead (MegaBlocks, Gale et al. 2022).
@@ -234,7 +234,7 @@ grouped.defvjp(lambda *arrays: (grouped(*arrays), arrays), _grouped_backward)
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
-    """Returns {letter in weight shapes: size}, e.g. E for the number of experts."""
+    """Returns {letter: size} for the letters D, N, E, F, S and U of `WEIGHTS`."""
     c = config.experts
     return {"D": config.width, "N": c.count, "E": c.count, "F": c.width, "S": c.shared_width, "U": 1}
 
@@ -245,7 +245,7 @@ def used(config: ModelConfig, role: str) -> float:
 
 
 def refuses(config: ModelConfig, context: int) -> str | None:
-    """Returns the reason if the experts cannot run this model."""
+    """Returns the reason if the experts cannot run this model, else None; tokens may be in `context` parts."""
     c = config.experts
     if not 0 < c.used <= c.count or c.width < 1:
         return f"mlps have experts, and {c} has none of them, or uses more than it has"
@@ -253,7 +253,10 @@ def refuses(config: ModelConfig, context: int) -> str | None:
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns {kernel: FLOPs of one call} on a device, e.g. for "tgmm", if all experts are used equally."""
+    """Returns {"ragged-dot-none", "tgmm", "ragged-dot-metadata": FLOPs of one call on a device}.
+
+    Assumes that all experts are used equally. `split` is the mesh, {axis: size}.
+    """
     c = config.experts
     pairs = rows * tokens // split["context"] * c.used
     product = 2.0 * pairs * config.width * c.width / split["tensor"]

@@ -50,7 +50,11 @@ class Steps(NamedTuple):
 
 
 def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
-    """Returns a run's non-decoder parameters if its head and step layer match the experiment; otherwise {}."""
+    """Returns a run's non-decoder parameters if its head and step layer match the experiment; otherwise {}.
+
+    They are e.g. `{"head": {"kernel", "bias"}}`, on the current mesh, with adapters merged. A path of another kind
+    gives {}. Raises FileNotFoundError or ValueError if there is no model, ValueError if the run is damaged.
+    """
     if kind_of(path := place_of(path)) != "run":
         return {}
     other = read(path / RUN)
@@ -61,7 +65,7 @@ def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, An
 
 
 def kept_head(path: str | os.PathLike, experiment: Experiment) -> dict[str, Any]:
-    """Like `head_of_run`, but prints a notice if a PRM base has an incompatible head."""
+    """Like `head_of_run`, but prints a notice (the first process) if a PRM base has a head that it does not use."""
     head = head_of_run(path, experiment)
     if not head and multihost.is_first() and _scores_steps(path):
         print(f"the head of {path} is not used: training starts from its decoder and a head of zeros")
@@ -93,7 +97,8 @@ def labelled_steps(
 ) -> Steps:
     """Returns the labelled steps in the first `rows` rows, rounded down to whole batches, at least one, in order.
 
-    Each process reads its devices' rows and sends the others only labelled steps: most slots have no label.
+    All processes must call it, on the current mesh; it shows a progress bar. `batches` must not be empty. Each process
+    reads its devices' rows and sends the others only labelled steps: most slots have no label.
     """
     mesh = jax.sharding.get_mesh()
     place = NamedSharding(mesh, spec("batch", mesh=mesh))
@@ -126,9 +131,10 @@ def _own_steps(first: int, *arrays: jax.Array) -> Iterator[tuple[np.ndarray, ...
 
 
 def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float | None]:
-    """Fits a linear head with `log_odds`; returns its `kernel` and `bias`, and the AUROC on the held-out last fifth.
+    """Fits a linear head with `log_odds`, e.g. "binary"; returns it, and the AUROC on the held-out last fifth.
 
-    The fit is a logistic regression on standardised states; the standardisation is folded into the weights. The AUROC
+    The head is {"kernel": (D, C), "bias": (C,)}, float32. The fit is a logistic regression on standardised states; the
+    standardisation is folded into the weights. The last fifth chooses the penalty, then all steps are fitted. The AUROC
     is None if the held-out steps are all correct or all incorrect.
 
     Raises:

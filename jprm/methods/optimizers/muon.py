@@ -19,7 +19,10 @@ from jprm.model import layers
 
 
 def muon(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Returns Muon with momentum `b1` for matrices, and Adam with `b1`, `b2` and `eps` for the rest."""
+    """Returns Muon with momentum `b1` for matrices, and Adam with `b1`, `b2` and `eps` for the rest.
+
+    It takes flat parameters {path: array}, and does not scale by a learning rate.
+    """
 
     def axes(flat: Any) -> Any:
         return {path: dimensions(path) or optax.MaskedNode() for path in flat}
@@ -32,7 +35,10 @@ def muon(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def dimensions(path: str) -> MuonDimensionNumbers | None:
-    """Returns the axes that a stacked matrix's product sums over, and the others; None for other parameters."""
+    """Returns the axes that the product of the stacked matrix at `path` sums over, and the others.
+
+    The layer axis 0 is in neither. None for other parameters, e.g. norms and the head.
+    """
     try:
         weight = layers.weight_of(path.rpartition("/")[2])
     except KeyError:
