@@ -93,7 +93,8 @@ def prepare(
 ) -> None:
     """Read step labels from many formats into reasoning trees on disk.
 
-    Prints what was read, kept and rejected, and why. A stopped command leaves no data set.
+    Prints what was read, kept and rejected, and why. A stopped command leaves no data set. If DIR already holds this
+    data set, it is left alone; without --overwrite, any other content is an error.
 
     For example:
       jprm prepare prm800k --input phase1_train.jsonl --output data/prm800k \\
@@ -154,7 +155,7 @@ def tokenise(
 ) -> None:
     """Write records as shards of tokens, which training reads without tokenising. Rerun to continue.
 
-    Each process of a run then reads its own shards, from a bucket too.
+    Each process of a run then reads its own shards, from a bucket too. DIR must be new, or of the same request.
 
     For example:
       jprm tokenise experiments/prm800k_smollm2.py --output gs://BUCKET/tokens/prm800k
@@ -196,7 +197,9 @@ def train(
 ) -> None:
     """Train the model described by an experiment file. Rerun the command to continue a stopped run.
 
-    SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts.
+    SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts, or for more
+    steps; other settings of the model, data, objective or optimizer are an error. A run whose loss is not finite exits
+    with status 2 and names its last good checkpoint. Prints the last metrics.
 
     For example:
       jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
@@ -255,6 +258,9 @@ def score(
     how: Divided = UNDIVIDED,
 ) -> None:
     """Score every step of the chains, pools and trees in a file. Rerun to continue a stopped command.
+
+    Until it is whole, the output is G.jsonl.part; G.jsonl.info.json describes the request. An output of another request
+    is an error, and stays.
 
     For example:
       jprm score --model runs/prm800k_smollm2 --input examples/tiny_chain.jsonl --output scored.jsonl
@@ -357,7 +363,8 @@ def convert(
 ) -> None:
     """Write a trained model as a folder for transformers, vLLM or PEFT, with equal logits.
 
-    The same command continues a stopped one, and checks a finished folder against its SHA256SUMS.
+    The same command continues a stopped one, and checks a finished folder against its SHA256SUMS. Another folder at
+    DST is an error.
 
     For example:
       jprm convert runs/prm800k_smollm2 exported/prm800k_smollm2

@@ -29,7 +29,8 @@ def annotate_select(
 ) -> None:
     """Choose chains to label: mostly convincing wrong answers, plus a representative random part.
 
-    Selects single chains and trajectories, or trees with --alternatives. Random chains fill up a small stratum.
+    Selects single chains and trajectories, or trees with --alternatives. Random chains fill up a small stratum. An
+    existing file G.jsonl is replaced. Prints the counts by stratum.
 
     For example:
       jprm score --model runs/prm --input pools.jsonl --output scored.jsonl
@@ -62,8 +63,9 @@ def annotate_serve(
 ) -> None:
     """Serve the labelling page. --input creates the study; without it, the study continues.
 
-    Prints an address for each annotator. If the environment variable JPRM_API_KEY is set, each address contains its own
-    key, and the server may listen on any host.
+    Prints an address for each annotator, then serves until SIGTERM or Ctrl-C. If the environment variable JPRM_API_KEY
+    is set, each address contains its own key, and the server may listen on any host. With --input, STUDY must not exist
+    yet; without it, --annotators adds further annotators.
 
     For example:
       jprm annotate serve studies/one --input queue.jsonl --annotators ana ben --gold gold.jsonl
@@ -100,6 +102,8 @@ def annotate_report(
 ) -> None:
     """Report the label quality: agreement, gold and repeated tasks, drift, and time.
 
+    Prints sentences and a table of annotators. The study is not changed; an existing file R.json is replaced.
+
     For example:
       jprm annotate report studies/one --output report.json
 
@@ -128,6 +132,9 @@ def annotate_export(
     written: Annotated[Written | None, one_of(Written)] = None,
 ) -> None:
     """Write the labels as records for `jprm prepare jsonl` and `jprm train`, with ratings -1, 0 and 1.
+
+    An existing file G.jsonl is replaced. Prints how many tasks and steps were written, and left out. A study without
+    labels is an error.
 
     For example:
       jprm annotate export studies/one --output labelled.jsonl --disagreements cut

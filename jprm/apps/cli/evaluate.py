@@ -44,7 +44,8 @@ def suite(
 ) -> None:
     """Run all benchmarks of a suite file: score once, compute all figures, for `jprm report`.
 
-    Scores are stored: a stopped command continues, and a second one only computes. The suite file is a JSON object:
+    Prints tables, and writes results.json. Scores are stored: a stopped command continues, and a second one only
+    computes. The suite file is a JSON object:
     {"neutral": "positive", "processbench": {"data": ["gsm8k.json", "math.json"], "calibrate": "gsm8k.json"},
     "prmbench": {"data": [..]}, "steps": {"data": [..]}, "best_of_n": {"data": [..]}, "calibration": {"data": [..],
     "calibrate": [..]}}; every section is optional. For your own benchmark add a section with the key "FILE.py:NAME",

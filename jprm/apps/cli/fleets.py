@@ -273,7 +273,8 @@ def merge(
 ) -> None:
     """Join the outputs of all shards in input order, and add up their costs.
 
-    If shards are missing, unfinished or from another request, names them and writes nothing.
+    If shards are missing, unfinished or from another request, names them and writes nothing. A file OUT of another
+    request is an error. Beside OUT are its manifest, and OUT.rejects if lines were rejected. Shards are kept.
 
     For example:
       jprm score --model runs/prm --input pool.jsonl --output scored.jsonl --shard 0/2

@@ -141,7 +141,8 @@ def label_verify(
 ) -> None:
     """Label steps by computation. Steps that cannot be checked stay unlabelled.
 
-    Rerun to continue a stopped command.
+    Rerun to continue a stopped command; an output of another request is an error. Prints counts. A missing sandbox is
+    an error, before any work, except for arithmetic.
 
     For example:
       jprm label verify --kind arithmetic --input chains.jsonl --output checked.jsonl
@@ -197,8 +198,9 @@ def label_outcomes(
     """Label whole chains as correct or incorrect, as best-of-n and outcome models need.
 
     Programs are judged by the `tests` of their record. A sample then gets `passed`, the number of passed tests, and as
-    `answer` a letter shared by programs with equal behaviour on the tests, so that votes count them together. Rerun to
-    continue a stopped command.
+    `answer` letters shared by programs with equal behaviour on the tests, so that votes count them together. A chain
+    that the verifier cannot judge gets no `correct`, but the reason under `undecided`. Rerun to continue a stopped
+    command with --verifier; with --environment the output is written anew. Prints counts.
 
     For example:
       jprm label outcomes --verifier tests --input pools.jsonl --output judged.jsonl
@@ -225,7 +227,7 @@ def label_outcomes(
 def label_teacher(model: Folder, input: Input, output: Output, how: Divided = UNDIVIDED) -> None:
     """Soft labels: the scores of an existing model.
 
-    Rerun to continue a stopped command.
+    Rerun to continue a stopped command; an output of another request is an error. Prints counts.
 
     For example:
       jprm label teacher --model runs/prm800k_smollm2 --input chains.jsonl --output soft.jsonl
@@ -251,7 +253,8 @@ def label_reference(
 ) -> None:
     """Store a frozen language model's log-probabilities, so `implicit` training need not compute them.
 
-    Train on the output with `--set reference=MODEL 'data.extras=["reference"]'`. Rerun to continue a stopped command.
+    Train on the output with `--set reference=MODEL 'data.extras=["reference"]'`. Rerun to continue a stopped command;
+    an output of another request is an error. Prints counts.
 
     For example:
       jprm label reference --model SmolLM2.gguf --input pools.jsonl --output with_reference.jsonl
@@ -279,7 +282,8 @@ def label_by_judge(
 ) -> None:
     """Soft labels by a judge, for domains without computable checks. People should audit a sample.
 
-    Rerun to continue a stopped command. Every record stores domain and rubric, and reports show them.
+    Rerun to continue a stopped command; an output of another request is an error. Every record stores domain and
+    rubric, which must not be blank, and reports show them. Prints counts and the generated tokens.
 
     For example:
       jprm label judge --model judge.json --input chains.jsonl --output soft.jsonl --domain law \\
@@ -315,6 +319,8 @@ def label_consensus(
     threshold: Annotated[tuple[float, ...], arg(metavar="FLOAT [FLOAT]", help_behavior_hint="")] = (),
 ) -> None:
     """Combine labels from several sources: keep agreement only, or pool them by reliability.
+
+    An existing output is replaced. Prints how many chains were kept and dropped, or the sources' reliability.
 
     For example:
       jprm label consensus --input values.jsonl --other teacher.jsonl --output agreed.jsonl

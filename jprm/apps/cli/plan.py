@@ -26,7 +26,8 @@ def plan(
 
     Compiles the step of `jprm train` from shapes alone, without device, weights, data or tokenizer, by libtpu
     (pip install -e '.[train,tpu]') or XLA ('.[train,gpu-aot]'). A 7B model takes minutes. Times are lower bounds, from
-    the operations of the program and the chip's nominal rates; real runs are slower.
+    the operations of the program and the chip's nominal rates; real runs are slower. Prints tables, also if the step
+    does not fit.
 
     For example:
       jprm plan experiments/qwen2p5_math_7b_prm800k.py --topology v5p-128

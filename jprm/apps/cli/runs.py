@@ -26,6 +26,8 @@ Json = Annotated[Path | None, arg(name="output", metavar="OUT.json", help_behavi
 def runs(folder: Annotated[Positional[tuple[Path, ...]], arg(metavar="DIR ...")], to: Json = None) -> None:
     """Compare runs: their differing settings, and the last value of each metric.
 
+    Prints a table. An existing file OUT.json is replaced.
+
     For example:
       jprm runs runs/short runs/long
       jprm runs runs/rates --output rates.json
@@ -88,7 +90,8 @@ def sweep(
     """Train an experiment at each point of a settings grid. Rerun to continue a stopped sweep.
 
     The runs share one process, so runs with equal shapes compile once. Each run has a folder in DIR, named after its
-    settings. Prints the table of `jprm runs DIR` at the end. If one run diverges, the others continue.
+    settings. Prints the table of `jprm runs DIR` at the end. If one run diverges, the others continue, and the exit
+    status is 2. SIGTERM saves the current run and exits with status 143.
 
     For example:
       jprm sweep experiments/prm800k_smollm2.py --workdir runs/rates --set optimizer.learning_rate=1e-5,3e-5 seed=0,1,2
@@ -119,7 +122,7 @@ def report(
     """Write one HTML page with verdict, figures and every scored chain; it works offline.
 
     Several results of one suite are compared on one page. For a scored file, the page lists its chains or trajectories,
-    with the lowest step score first.
+    with the lowest step score first. An existing page is replaced. Folders of several kinds or suites are an error.
 
     For example:
       jprm report scored.jsonl --output scored.html

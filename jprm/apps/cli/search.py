@@ -54,7 +54,8 @@ def sample(
     """Sample chains for every problem, as pools for `jprm score` and `jprm eval`.
 
     A sample is correct if its answer equals the problem's `answer`; use `jprm label outcomes` for programs. A sample
-    that reached the token limit (`finish_reason` is `length`) has no answer and counts as incorrect. Rerun to continue.
+    that reached the token limit (`finish_reason` is `length`) has no answer and counts as incorrect. Rerun to continue;
+    an output of another request is an error. Prints counts.
 
     For example:
       jprm sample --policy model.gguf --input problems.jsonl --output pools.jsonl --n 8 \
@@ -216,7 +217,9 @@ def conformal_filter(
     """Accept or abstain on search results, bounding the error rate of accepted answers.
 
     Calibrates a threshold on the chosen chain's score, using results on other problems with known answers. The
-    guarantee holds for similar problems with the same search. If no threshold satisfies it, accepts no answer.
+    guarantee holds for similar problems with the same search. If no threshold satisfies it, accepts no answer. Results
+    of different searches, or with a problem in both files, are an error. An existing file F.jsonl is replaced. Prints
+    how many answers are accepted.
 
     For example:
       jprm search filter --input best.jsonl --calibrate known.jsonl --error-rate 0.1 --output accepted.jsonl
@@ -250,6 +253,7 @@ def fit(
     If the sources include model scores, it is trained to vote, and a sample's score is the vote share of its answer. On
     held-out problems it is compared with each single source, e.g. a PRM's product; if a single source is better, the
     command prints this and the verifier uses that source alone.
+    Prints the weights, costs and comparisons; an earlier verifier in DIR is replaced.
     Give at least two policies: the weight of evidence in votes is tuned on held-out policies. DIR can then replace a
     model in `jprm score`, `eval`, `search`, `label teacher`, `serve` and `rl`.
 
