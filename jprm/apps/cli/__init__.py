@@ -197,9 +197,9 @@ def train(
 ) -> None:
     """Train the model described by an experiment file. Rerun the command to continue a stopped run.
 
-    SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts, or for more
-    steps; other settings of the model, data, objective or optimizer are an error. A run whose loss is not finite exits
-    with status 2 and names its last good checkpoint. Prints the last metrics.
+    SIGTERM makes a run save and exit with status 143. A run may continue on another mesh or number of hosts, or for
+    more steps; other settings of the model, data, objective or optimizer are an error. If the loss is not finite, the
+    run exits with status 2 and names its last good checkpoint. Prints the last metrics.
 
     For example:
       jprm train experiments/prm800k_smollm2.py --workdir runs/prm800k_smollm2
