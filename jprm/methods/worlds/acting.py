@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from jprm.io.jsonl import parse, read_lines, write_records
+from jprm.io.jsonl import Rejects, parse, read_lines, write_records
 from jprm.io.outputs import check_output, digest
 from jprm.io.storage import path_of
 from jprm.methods.formats.chat_template import template_of
@@ -137,11 +137,14 @@ class WorldPolicy:
             self._known[prefix] = begun(self._talk, self._layout, episode, 0)
 
     def know(self, path: str | os.PathLike, on_error: str = "stop") -> None:
-        """Reads the tasks in a file, as `jprm search` does, into `records`; later tasks replace earlier ones.
+        """Reads the tasks in a file, as `jprm search` does, into `records`.
 
-        `on_error` is "stop". Raises RecordError for a bad record, ValueError for an empty file, FileNotFoundError.
+        A later task replaces one with its `problem`. A bad record raises RecordError if `on_error` is `stop`; with
+        `skip` it is left out. Raises ValueError for an empty file or another `on_error`, FileNotFoundError for a
+        missing file.
         """
-        for _, task in read_problems(path_of(path), on_error):
+        unkept = Rejects(path)  # not opened: `search_file` writes them
+        for _, task in read_problems(path_of(path), on_error, unkept):
             self.records[task.text] = {**task.extra, "problem": task.text, "answer": task.answer}
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:

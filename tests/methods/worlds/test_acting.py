@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ from jprm.methods.worlds.acting import (
 )
 from jprm.methods.worlds.environment import Environment, Reply, World, find
 from jprm.methods.worlds.turns import EpisodeLimits
-from jprm.tree import read_records, record_of, tree_of
+from jprm.tree import RecordError, read_records, record_of, tree_of
 
 PROBLEMS = ("abc", "hi?")
 
@@ -90,6 +91,16 @@ def test_methods_of_search_work_on_turns(acting, tmp_path, method):
             assert tree.nodes[chosen].is_step and record["search"]["correct"] is False  # 0.6 is no success
             assert tree.nodes[chosen].correct is False
         assert record_of(tree) == record
+
+
+def test_tasks_with_bad_lines_are_skipped_on_request(tmp_path):
+    bare = types.SimpleNamespace(records={})
+    (tmp_path / "tasks.jsonl").write_text('{"problem": "abc"}\n{"problem": 3}\n')
+    with pytest.raises(RecordError, match="tasks.jsonl:2"):
+        WorldPolicy.know(bare, tmp_path / "tasks.jsonl")
+    bare.records.clear()
+    WorldPolicy.know(bare, tmp_path / "tasks.jsonl", "skip")
+    assert [*bare.records] == ["abc"] and [file.name for file in tmp_path.iterdir()] == ["tasks.jsonl"]
 
 
 def test_values_and_first_errors_of_turns(acting, tmp_path):
