@@ -170,7 +170,10 @@ def rated_tree(tree: ReasoningTree) -> ReasoningTree:
 
 
 def ends_at_error(tree: ReasoningTree) -> bool:
-    """Whether a tree is rated only to its first error: true for a chain, but an agent may recover from a wrong turn."""
+    """Whether a tree is rated only to its first error: True for a chain, False for trajectories and trees.
+
+    An agent may recover from a wrong turn.
+    """
     return is_chain(tree) and not tree.of_messages
 
 

@@ -281,12 +281,14 @@ class Collective:
 
 
 def collectives(module: Module, parameters: Collection[int], node: int = 0) -> Iterator[Collective]:
-    """Yields the collectives in the module's entry.
+    """Yields the collectives in the module's entry and the loops and calls below it, one per instruction.
 
-    parameters: sizes of a layer's parameters, as gathered on a device. node: devices per node if several GPU nodes are
-        joined by a network.
+    Args:
+      parameters: sizes of a layer's parameters, as gathered on a device; see `Collective.moves`.
+      node: devices per node if several GPU nodes are joined by a network, else 0.
 
-    Raises ValueError if a collective's devices, or its kind between slices, are not recognised.
+    Raises ValueError if a collective's devices, or its kind between slices, are not recognised, or a loop's trips
+    (UnknownTrips) cannot be read.
     """
     for computation, times, by in module.executed():
         seen = {True: set(), False: set()}

@@ -118,7 +118,7 @@ class Topology:
 
     @property
     def host(self) -> Topology:
-        """One host of the slice, or one node."""
+        """One host of the slice, or one node, as a topology with one slice."""
         name, chips = self.name.partition("-")[0], self.chips
         if self.chip.backend == "gpu" or chips <= self.chip.host or (chips == 8 and self.chip.links == 4):
             return dataclasses.replace(self, chips=chips // self.slices, slices=1)

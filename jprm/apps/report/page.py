@@ -430,7 +430,10 @@ class First(NamedTuple):
 
 
 def kind(sentence: str) -> str:
-    """Returns the kind of a verdict sentence: `good`, `bad`, `open`, or `fact` if it decides no question."""
+    """Returns the kind of a verdict sentence: `good`, `bad`, `open`, or `fact` if it decides no question.
+
+    `open` stands for a sentence about correct answers that ends in neither "better." nor "worse.".
+    """
     if sentence.startswith("A guard ended the run"):
         return "bad"
     if not sentence.startswith("Correct answers"):

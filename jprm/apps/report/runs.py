@@ -39,10 +39,10 @@ def find_runs(folders: Sequence[str | os.PathLike]) -> list[Place]:
 
 
 def left_out(folders: Sequence[str | os.PathLike], runs: Sequence[Place]) -> list[tuple[str, str]]:
-    """Returns (folder, reason) for each folder below `folders` that is not among `runs`.
+    """Returns (folder, reason) for each run, or folder with metrics, below `folders` that is not among `runs`.
 
-    Runs inside a run belong to it, e.g. refreshed PRMs of a policy's run; they are shown only if named. A folder with
-    only metrics may be an incomplete copy.
+    [] if there is no such folder. Runs inside a run belong to it, e.g. refreshed PRMs of a policy's run; they are shown
+    only if named. A folder with only metrics may be an incomplete copy.
     """
     seen = {os.fspath(run) for run in runs}
     reasons = []

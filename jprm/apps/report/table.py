@@ -66,7 +66,8 @@ def table_of(folders: Sequence[str | os.PathLike], over: Sequence[str] = ("seed"
       over: experiment fields in which the runs of a group may differ.
 
     Raises:
-      FileNotFoundError, ValueError: a folder is neither, suites differ, a field is unknown, or two runs share a seed.
+      FileNotFoundError: a folder is neither of these, or unfinished.
+      ValueError: suites differ, a field is unknown, two runs share a seed, or a run lacks a figure of its group.
     """
     groups = _groups(_runs(folders), over)
     figures = dict.fromkeys(name for group in groups for run in group.runs for name in run.figures)

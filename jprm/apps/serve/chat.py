@@ -87,7 +87,9 @@ class SearchRequest(RequestFields):
 async def chat(request: Request) -> Response:
     """Answers a problem with the chain that a search chooses: a chat completion, with further fields in `search`.
 
-    With `stream`, it is a stream of server-sent events, whose errors are events too.
+    These are `method`, `choose`, `rule`, `answer`, `score`, `ended` and `policy_tokens`; with an `error_rate` also
+    `accepted`, `threshold`, `error_rate` and `confidence`. If the search abstains, `content` is null and `refusal` has
+    the reason. With `stream`, the answer is a stream of server-sent events; errors after its start are events too.
 
     Raises Refusal: 400 for an invalid or unsupported request, 413 if it is too large, 503 if the server is loading or
     busy, 502 if the policy fails or writes no step, 504 if it is late; RecordError for invalid messages.

@@ -595,11 +595,11 @@ def _taken(outputs: Outputs, node_N: np.ndarray) -> Outputs:
 
 
 def one_tree(trees: Sequence[ReasoningTree]) -> tuple[ReasoningTree, np.ndarray]:
-    """Merges trees with the same problem into one tree without labels of its own.
+    """Merges trees with the same problem into one tree; returns it and each step's node in it.
 
-    Returns it and each step's node in it. The nodes are an int64 array for the nodes of all trees, one tree after the
-    other. Common step prefixes are shared. There must be at least one tree; the first one's problem and system message
-    are taken unchecked.
+    The nodes are an int64 array for the nodes of all trees, one tree after the other. Equal steps after equal steps are
+    one node, the first. There must be at least one tree; the first one's problem and system message are taken
+    unchecked.
     """
     nodes: list[Node] = []
     at: dict[tuple[int, str], int] = {}

@@ -52,7 +52,10 @@ class View:
         return prompt[len(before) : len(prompt) - len(after)]
 
     def response(self, text: str) -> str:
-        """Removes the texts in `ends` from the end of a response, each once, in order, with white space after them."""
+        """Removes from the end of a response each text in `ends` once, in order, and white space after it.
+
+        Without `ends` the response is unchanged.
+        """
         for end in self.ends:
             text = text.rstrip().removesuffix(end)
         return text

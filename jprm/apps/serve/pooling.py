@@ -77,10 +77,12 @@ class ClassifyRequest(PoolingRequest):
 
 
 async def pooling(request: Request) -> Response:
-    """Returns the outputs of each chain in `input`: probabilities, or logits if `use_activation` is false.
+    """Answers vLLM's `token_classify`: for each chain in `input`, outputs at every token, in `data`.
 
-    `data[i]["data"]` has a list per token, or per step's end, as in the file's docstring; with `encoding_format`
-    base64, the text of little-endian float32.
+    If the model's layout ends each step with a special token, only at these tokens. They are probabilities, or logits
+    if `use_activation` is false. `data[i]["data"]` is a list of places, each a list of floats per class; with
+    `encoding_format` base64, the text of the same as little-endian float32. The answer also has `id`, `object`
+    ("list"), `created`, `model` and `usage`.
 
     Raises Refusal: 400 for unknown or refused fields, a model without logits, an invalid or too long chain; 413, 503 or
     504 for too much work.
@@ -101,9 +103,10 @@ async def pooling(request: Request) -> Response:
 
 
 async def classify(request: Request) -> Response:
-    """Answers vLLM's classify: `label`, `probs` and `num_classes` at the end of each text (`_last`), in `data`.
+    """Answers vLLM's `classify`: `label`, `probs` and `num_classes` of each text in `input`, in `data`.
 
-    `probs` are logits if `use_activation` is false; `label` is the largest one's name. Raises Refusal like `pooling`.
+    Outputs are at the last token; for jprm's own models, at the token that ends the last turn. `probs` are logits if
+    `use_activation` is false; `label` is the largest one's name. Raises Refusal like `pooling`.
     """
     asked = await _read(request, ClassifyRequest)
     engine, chains, outputs = await _outputs(request, asked, lambda prm, ids: [_last(prm, ids)])

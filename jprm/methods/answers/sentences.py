@@ -63,9 +63,11 @@ def conclusion(prose: Prose) -> Mark | None:
 
 
 def stated_value(prose: Prose, sentence: Span) -> str | None:
-    """Returns the stated value of a sentence (see the module docstring), None if it has no values that count.
+    """Returns the stated value of a sentence, (start, end) in the text; None if it has no values that count.
 
-    The value is as written, without dollars and the like; of an equation it is the last side. It is not normalised.
+    Values in bold come first, then the result of the text's last equation, then a value after a verb of being, else the
+    first one after the introduction. It is as written, without dollars and the like; of an equation it is the last
+    side. It is not normalised.
     """
     start, end = sentence
     text = prose.text[:end]
@@ -278,7 +280,10 @@ _CHANGED = re.compile(
 
 
 def is_clause(text: str) -> bool:
-    """Returns whether a text begins with a sentence that states a value, and not with the value itself."""
+    """Returns whether a text begins with a sentence that states a value, and not with the value itself.
+
+    E.g. True for "the total is 28", False for "28 dollars", "x = 5" and "Tuesday". Only the first line is read.
+    """
     line = text[:LONGEST].partition("\n")[0]
     if not _CLAUSE.match(line):
         return False

@@ -281,7 +281,7 @@ class Irrational(Exception):
 
 
 def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
-    """Returns the exact value of an expression, a node as `jprm.methods.verify.equations` describes it.
+    """Returns the exact value of an expression, e.g. of `("+", ("num", Fraction(1), 0, False), ("sym", "x"))`.
 
     `reading` maps symbols to values (Fraction), and the ambiguous kinds `percent`, `note`, `mixed`, `factorial` and
     `either` to True or False.
@@ -364,7 +364,7 @@ def bounds(node: tuple, reading: Mapping[str, Any]) -> tuple[Fraction, Fraction]
 
 
 def nodes_of(node: tuple) -> Iterable[tuple]:
-    """Yields a node, (kind, *children), and all nodes below it, parents first."""
+    """Yields a node, a tuple (kind, *children), and all nodes below it, parents first; other children are left out."""
     yield node
     for child in node[1:]:
         if isinstance(child, tuple):

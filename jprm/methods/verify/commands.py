@@ -119,11 +119,11 @@ def folders_of(checker: CommandChecker) -> tuple[str, ...]:
 
 
 def load_checker(path: str | os.PathLike) -> CommandChecker:
-    """Reads a checker's JSON file.
+    """Reads a checker's JSON file with the fields of `CommandChecker`; runs nothing.
 
     Raises:
       FileNotFoundError: there is no such file.
-      RecordError: the file describes no checker.
+      RecordError: the file describes no checker, or is not JSON.
       OSError: its program or one of its folders is absent.
     """
     place, where = path_of(path), os.fspath(path)

@@ -189,7 +189,10 @@ class _Unreadable(Exception):
 
 
 def parse_expression(tokens: Sequence[Token]) -> tuple | None:
-    """Parses all the tokens as one expression, a tuple as in the file's docstring; None if they are not one."""
+    """Parses all the tokens as one expression, nested tuples (kind, *children); None if they are not one.
+
+    E.g. `2 * (x + 1)` gives `("*", ("num", 2, 0, False), ("+", ("sym", "x"), ("num", 1, 0, False)))`, with Fractions.
+    """
     try:
         parser = _Parser(tokens)
         node = parser.sum(0)

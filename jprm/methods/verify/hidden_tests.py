@@ -179,7 +179,7 @@ class ProgramSide(Pipe):
         return self.unpack(reply["value"])
 
     def handle_until_reply(self):
-        """Performs requested operations until another message comes, and returns that."""
+        """Performs requested operations until another message comes, and returns that message."""
         while "op" in (message := self.receive()):
             self.answer(message)
         return message

@@ -80,7 +80,7 @@ def refusal() -> str | None:
 
 
 def require() -> None:
-    """Raises OSError, with the reason, if there is no sandbox."""
+    """Raises OSError, with the reason and a remedy, if there is no sandbox. The first call tries one (`refusal`)."""
     if reason := refusal():
         remedy = "Install it; or, if the code may do whatever you may, pass --unsafe-no-sandbox"
         raise OSError(f"untrusted code needs a sandbox, and {reason}. {remedy}")
