@@ -115,7 +115,8 @@ FAST = {"cpu": "paths", "gpu": "gpu_kernel"}
 def suited(name: str) -> str:
     """Returns `name`, or the name of the fastest implementation here if it is for another backend.
 
-    On a GPU, `gpu_kernel` also replaces `blocked`, which published models and old runs name.
+    On a GPU, `gpu_kernel` also replaces `blocked`, which published models and old runs name. Raises ValueError if the
+    name is unknown.
     """
     here = jax.default_backend()
     fast = FAST.get(here, "blocked") if here != "gpu" or ampere_or_later() else "blocked"
@@ -128,7 +129,7 @@ def capability() -> str:
 
 
 def ampere_or_later() -> bool:
-    """Returns whether this machine's GPU can run the kernels; True if there is no GPU, e.g. for `jprm plan`."""
+    """Returns whether this machine's GPU can run the kernels (not AMD's); True without a GPU, e.g. for `jprm plan`."""
     if jax.default_backend() != "gpu":
         return True
     major = capability().split(".")[0]

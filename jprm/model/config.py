@@ -259,7 +259,7 @@ def step_layer(name: str) -> type[nn.Module]:
     A step's state must depend only on earlier steps in its own chain. Slots hold whole trees in training, one chain in
     a live search, and padding with parent -1.
 
-    Raises ValueError if there is no such module.
+    Raises ValueError if there is no such class, or it is no Linen module.
     """
     layer = find_part(name, {}, "model.steps", type)
     if not issubclass(layer, nn.Module):

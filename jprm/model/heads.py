@@ -149,7 +149,8 @@ class Head:
         return self.log_likelihood(logit_BSC, target_BS)
 
     def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
-        """Returns (score, whether the target is correct) per step. A policy's score is the token's probability."""
+        """Returns (score, whether the target is correct) per step. Without a readout, e.g. a policy's, the score is the
+        token's probability; raises as `likelihood`."""
         if self.readout is not None:
             score_BS = self.readout.score(logit_BSC)
         else:
@@ -268,7 +269,7 @@ UNREAD = Readout(score=lambda logit_BSC: jnp.full(logit_BSC.shape[:-1], jnp.nan)
 
 
 def find(name: str) -> Head:
-    """Returns the head by this name, or from `module:NAME`. Raises ValueError if there is none.
+    """Returns the head by this name, or from `module:NAME`. Raises ValueError if there is none, or as `of_names`.
 
     `channels=N` is a head with N (1 to 9999) uninterpreted channels, e.g. for a published model's adapter; scores NaN.
     `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have one output per name; the first is the score.

@@ -194,7 +194,7 @@ def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns {kernel: FLOPs per call} on one device for `rows` x `tokens` tokens; `split`: {mesh axis: size}."""
+    """Returns {kernel: FLOPs per call} for one device's `rows` rows of `tokens` tokens; `split`: {mesh axis: size}."""
     by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 
@@ -243,7 +243,7 @@ def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> 
 
 
 def product(x, w, config: ModelConfig, axes: int = 1, place: PartitionSpec | None = None) -> Array:
-    """Contracts the last `axes` axes of `x` with the first of `w`, in the computation dtype; `place` shards the result.
+    """Contracts the last `axes` axes of `x` with the first of `w`, in the dtype of `x`; `place` shards the result.
 
     If attention is `flat` (CPUs), the product is float32 and then rounded: there XLA multiplies bfloat16 into float32
     twice as fast as into bfloat16. (An einsum would contract in the order of its letters and copy transposed weights.)

@@ -115,7 +115,7 @@ def sharding(*axes: str | None) -> P | None:
 
 
 def parts(x_BT: jax.Array) -> int:
-    """Returns into how many parts `context` splits the tokens (axis 1), by the array's type."""
+    """Returns into how many parts `context` splits the tokens (axis 1), by the array's type; 1 if it does not."""
     place = jax.typeof(x_BT).sharding
     return place.mesh.shape["context"] if tuple(place.spec)[1:2] == ("context",) else 1
 
@@ -152,14 +152,14 @@ def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int
     return jax.tree.map(abstract, row_places(mesh, len(lead) - 1), empty_rows(1, tokens, slots, extras))
 
 
-def put_rows(rows, mesh: Mesh, lead: int = 0):
+def put_rows(rows, mesh: Mesh, lead: int = 0) -> Any:
     """Returns host arrays put on the mesh: `Rows` by `row_places`, others split over their rows, after `lead` axes."""
     if isinstance(rows, Rows):
         return jax.tree.map(lambda place, arrays: put(arrays, place), row_places(mesh, lead), rows)
     return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
 
 
-def put(arrays, place: NamedSharding):
+def put(arrays, place: NamedSharding) -> Any:
     """Returns equal host arrays of all processes, put on the mesh as `place` shards them, each only its own parts.
     (`jax.device_put` compares first.)
     """
@@ -198,7 +198,7 @@ def own_mesh(mesh: Mesh) -> Mesh:
 
 
 def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
-    """Raises ValueError, naming the field, if the mesh does not divide the rows, `tokens` (if not 0) or the model."""
+    """Raises ValueError, naming the field, if the mesh does not divide a micro-batch's rows, `tokens` or the model."""
     _, fsdp, tensor, context, expert = (mesh.shape[axis] for axis in MESH_AXES)
     if expert > 1 and not config.experts.count:
         raise ValueError(f"mesh.expert={expert} splits experts, but the model is dense; set mesh.expert=1")

@@ -60,7 +60,7 @@ def new_parameters(path: object, lacking: Collection[str], pattern: str) -> set[
 
 
 def join(*flat: dict) -> dict:
-    """Merges flat dicts {path: array} into one nested dict; of a path in several, the last counts."""
+    """Merges flat dicts {path: array} into one dict, nested at each "/"; of a path in several, the last counts."""
     return unflatten_dict({path: value for part in flat for path, value in part.items()}, sep="/")
 
 
@@ -96,7 +96,7 @@ class Int8:
 
 
 def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
-    """Stores `x` as int8, rounded to multiples of its largest magnitude along `axes` / 127; the scales are float32."""
+    """Returns `x` in int8, rounded to multiples of its largest magnitude along `axes` / 127; the scales are float32."""
     x = x.astype(jnp.float32)
     scale = jnp.max(jnp.abs(x), axis=axes, keepdims=True) / 127
     values = jnp.round(x / jnp.where(scale > 0, scale, 1)).astype(jnp.int8)
@@ -104,7 +104,7 @@ def quantized(x: Float[Array, "*S"], axes: tuple[int, ...]) -> Int8:
 
 
 def held(role: str, x: Float[Array, "*S"], dtype: Dtype) -> Any:
-    """Returns a decoder parameter as it is stored; quantised matrices are objects with `astype`.
+    """Returns a decoder parameter as it is stored: an array, or a quantised matrix with `astype`, e.g. `Int8`.
 
     Norms are float32; other vectors are too, unless dtype is bfloat16. In an nf4 model the embedding is bfloat16, as in
     bitsandbytes.
@@ -253,7 +253,7 @@ class Adapted:
 
 
 def merge(params: Mapping, config: LoraConfig) -> dict:
-    """Returns parameters without adapters: W becomes W + scale A B in float32, or `Adapted` if not float32."""
+    """Returns nested parameters without adapters: W becomes W + scale A B, or `Adapted` if it is not float32."""
     if not config.rank:
         return dict(params)
 

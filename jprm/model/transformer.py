@@ -80,8 +80,8 @@ def norm_scale(w: Float[Array, "*L D"], config: ModelConfig) -> Float[Array, "*L
     return w + 1 if config.centred_norms else w
 
 
-def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig):
-    """Returns the embeddings (B, T, D) in the computation dtype."""
+def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: ModelConfig) -> Array:
+    """Returns the embeddings (B, T, D) in the computation dtype, x sqrt(width) for Gemma."""
     x_BTD = jax.tree.map(lambda table: embedding_lookup(table, tokens_BT), embed_VD).astype(config.dtype)
     return x_BTD * jnp.asarray(config.width**0.5, config.dtype) if config.design == "gemma" else x_BTD
 
@@ -132,7 +132,7 @@ def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: 
     return rows(x_XD), sums
 
 
-def normed(x_XD, w: Mapping[str, Array], role: str, config: ModelConfig):
+def normed(x_XD, w: Mapping[str, Array], role: str, config: ModelConfig) -> Array:
     """Applies the RMS norm whose scale is `w[role]`, e.g. `attention_norm`; returns x if the model has no such norm."""
     return rms_norm(x_XD, w[role], config.norm_eps) if role in w else x_XD
 
@@ -198,7 +198,7 @@ def _applied(plans: Mapping[str, Any], config: ModelConfig) -> Callable:
 
 
 def walk(x, stack: Mapping[str, Any], config: ModelConfig, parts: Sequence[Part]):
-    """Carries `x` through a group's layers, in scans over the kind pattern. Returns x and the named sums.
+    """Carries `x` through a group's layers, in scans over the kind pattern. Returns x and {name: sum over the layers}.
 
     stack: parameters by role and settings by kind name, stacked over the group's layers that have them.
     parts: must follow one another and cover the group.
@@ -325,7 +325,7 @@ class Model(nn.Module):
     def logits_at(
         self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"], embed_VD: Float[Array, "V D"]
     ) -> Float[Array, "B S C"]:
-        """Returns step logits from states at step ends and each step's parent slot. All step scoring calls this."""
+        """Returns step logits from states at step ends and parent slots (-1: none). All step scoring calls this."""
         return self.head(self.states_at(x_BSD, parent_BS), embed_VD)
 
     def states_at(self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:

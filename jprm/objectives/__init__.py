@@ -56,7 +56,7 @@ class OfSteps:
 
     @property
     def pairs(self) -> bool | str:
-        """True: compares alternatives; "problem": all steps of a tree; False: no pairs. Training logs the lost ones."""
+        """True: compares alternatives; "problem": a tree's steps; False: no pairs. Training logs `pairs_lost`."""
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
@@ -94,7 +94,7 @@ class OfSteps:
             raise ValueError(f"target.neutral={neutral!r} does not fit head {name!r}; use {takes}")
 
 
-def balance(sums: Mapping[str, Array]) -> Array:
+def balance(sums: Mapping[str, Array]) -> Scalar:
     """Returns N sum_n (choices of n / tokens) (mean probability of n), the experts per token if all are used alike.
     `sums` are as from `experts.apply`, over all layers like transformers' (Fedus et al. 2021, eq. 4 to 6)."""
     tokens = jnp.maximum(sums["tokens"], 1)
@@ -134,7 +134,7 @@ def likelihood(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array)
 
 
 def brier(head: Head, logit_BSC: Array, target_BS: Array, weight_BS: Array) -> Scalar:
-    """Returns the weighted sum of (p - t)^2, the Brier score; p is the head's score."""
+    """Returns the weighted sum of (p - t)^2, the Brier score; p is the score of the head, which must have a readout."""
     assert head.readout is not None  # only heads of tokens have none
     return jnp.sum(weight_BS * jnp.square(head.readout.score(logit_BSC) - target_BS))
 
@@ -553,8 +553,8 @@ def summed(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
-    """Returns {name to log: value or None} from `summed` metrics, added up over `count` labels. `ScoreSums` and `Load`
-    give the names in their `means`; others keep their own."""
+    """Returns {name to log: value or None} from `summed` metrics over `count` labels: `ScoreSums` and `Load` by their
+    `means`, a `Mean` by its own divisor, other sums divided by `count` (0 if it is 0)."""
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
         if isinstance(value, ScoreSums):
@@ -639,8 +639,8 @@ def with_options(objective: Any, options: Mapping[str, Any], name: str) -> Objec
 def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
     """Returns the name and options under which a run records an objective: `module:NAME`, or a registered name.
 
-    A registered name's options are only those that differ from its defaults; a function has none, {}. `find` accepts
-    both, unless the object is not importable, e.g. a function in a notebook or in another function.
+    With a registered name, options at its defaults are omitted; a function's are {}. `find` accepts both, unless the
+    object is not importable, e.g. a function in a notebook or in another function.
     """
     if not dataclasses.is_dataclass(objective):
         kind = objective if hasattr(objective, "__qualname__") else type(objective)

@@ -242,7 +242,7 @@ class PRM:
         return dataclasses.replace(self, readout=Readout(score=readout))
 
     def compile(self, tokens: int) -> None:
-        """Compiles rows with `tokens` tokens, and waits. Raises MemoryError if a device cannot hold such rows."""
+        """Compiles rows of `tokens` tokens, e.g. 256, and waits. Raises MemoryError if a device cannot hold them."""
         rows = empty_rows(1, tokens, tokens // 2)
         for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
             self._compile(batch)
@@ -261,8 +261,8 @@ class PRM:
     def prepare(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
         """Tokenises and packs trees for `outputs_of`, without the device, e.g. in a thread while another scores.
 
-        row: the largest row in tokens, at most LONGEST, unless a chain needs more. Larger trees are split; scores then
-            change by rounding. Raises ValueError if a chain is too long for the model.
+        row: the largest row in tokens, at most LONGEST (also None), unless a chain is longer. Larger trees are split;
+            scores then change by rounding. Raises ValueError if a chain is too long for the model.
         """
         prepared = self._prepared(trees, row)
         return dataclasses.replace(prepared, batches=list(prepared.batches))
@@ -397,7 +397,7 @@ class PRM:
         return longest_chain(token_tree(tree_of(dict(record)), self.layout, context=limit)) <= limit
 
     def check_length(self, tokens: int, where: str) -> None:
-        """Raises LongChain, naming `where`, if a chain of so many tokens is too long for the model."""
+        """Raises LongChain, naming `where`, if a chain of so many tokens exceeds `context` (None: never)."""
         if self.context is not None and tokens > self.context:
             raise LongChain(
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
@@ -462,7 +462,8 @@ def row_lengths(longest: int) -> list[int]:
 
 
 def rows_of_trees(trees: Sequence[TokenTree], row: int) -> Iterator[tuple[Rows, np.ndarray, np.ndarray]]:
-    """Yields (rows, tree (B, S), node (B, S)) by row length, at most `row` unless a chain is longer; -1: no step."""
+    """Yields (rows, each slot's tree index, its node) per row length; both are (B, S), -1 in unused slots. Rows have at
+    most `row` tokens, unless a chain needs more."""
     for tokens, members in row_groups(trees, row).items():
         packed = pack([trees[i] for i in members], tokens, tokens // 2, too_long="error")
         yield packed.rows, np.where(packed.tree_BS >= 0, np.array(members)[packed.tree_BS], -1), packed.node_BS
@@ -567,19 +568,19 @@ class Speed:
     _last: float | None = None
 
     def add(self, dispatched: float, finished: float) -> None:
-        """Adds a batch, dispatched and finished at these seconds of one clock, in dispatch order."""
+        """Adds a batch, dispatched and finished at these times of `clock`, in dispatch order."""
         begun = dispatched if self._last is None else self._last
         self.waited += max(0.0, dispatched - begun)
         self._last = max(begun, finished)
         self.seconds += self._last - begun
 
     def count(self, rows: Rows) -> None:
-        """Counts a batch's tokens. A padding token is at position 0 and sees only itself."""
+        """Adds a batch to `cells` and `tokens`. A padding token is at position 0 and sees only itself."""
         self.cells += rows.tokens.size
         self.tokens += int(((rows.position > 0) | (rows.until > np.arange(1, rows.tokens.shape[1] + 1))).sum())
 
     def read(self, prepared: Prepared) -> None:
-        """Counts the steps, runs and windows of trees."""
+        """Adds the trees to `steps`, `runs` and `windows`."""
         for tree, flat in zip(prepared.trees, prepared.token_trees, strict=True):
             self.steps, run = self.steps + len(flat.node_M), tree.kind == "trajectory"
             self.runs, self.windows = self.runs + run, self.windows + run * int((flat.above_M < 0).sum())

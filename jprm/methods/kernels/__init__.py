@@ -65,12 +65,12 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
     return jax.shard_map(on_device, in_specs=places, out_specs=out, check_vma=False)(*arguments)
 
 
-def saved(*arrays):
+def saved(*arrays) -> list[jax.Array]:
     """Returns the forward arrays that the backward pass needs, named so that remat="dots" keeps them."""
     return [checkpoint_name(x, SAVED) for x in arrays]
 
 
-def numbers_of(blocks, T: int):
+def numbers_of(blocks, T: int) -> jax.Array:
     """Returns int32 [the layer's window (0: whole path), the row index of this device's first query].
 
     `T` is the queries per row on this device.
@@ -89,9 +89,11 @@ def too_old(name: str) -> str | None:
     )
 
 
-def logits(logit, config: ModelConfig):
-    """Returns logits times log2(e), and the soft cap's derivative (1 - tanh^2) or None. `logit` is the product
-    of queries and keys, in any shape."""
+def logits(logit, config: ModelConfig) -> tuple[jax.Array, jax.Array | None]:
+    """Returns scaled, capped logits times log2(e), and the cap's derivative, 1 - tanh^2 (None without a cap).
+
+    `logit` is the product of queries and keys, in any shape.
+    """
     cap = config.attention_softcap
     if not cap:
         return logit * (config.query_scale * LOG2_E), None
@@ -99,7 +101,7 @@ def logits(logit, config: ModelConfig):
     return logit * LOG2_E, 1 - jnp.square(logit / cap)
 
 
-def weights(logit, slope, dweight, seen, log, inner):
+def weights(logit, slope, dweight, seen, log, inner) -> tuple[jax.Array, jax.Array]:
     """Returns weights, recomputed from the log-sum-exp, and the uncapped logits' unscaled gradient.
 
     All are shaped like a block pair; `log` (base 2) and `inner`, sum(dy y), belong to its queries. `logit` and `slope`

@@ -82,7 +82,7 @@ def attention_by(attend: Attend, weights: Mapping[str, Weight] | None = None) ->
     )  # fmt: skip
 
 
-def sinks(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config: ModelConfig):
+def sinks(q_BTKGH, k_BSKH, v_BSKH, seen_BTS, behind_BTS, w, config: ModelConfig) -> Array:
     """Returns (B, T, K, G, H), attention with a learned sink per head: a logit that takes weight and has no value.
 
     `w` is {"sink": (K, G)} (gpt-oss); the other arguments are those of `Attending.attend`.

@@ -78,7 +78,7 @@ _MATRICES = ("expert_gate", "expert_up", "expert_down")
 _BIASES = tuple(f"{role}_bias" for role in _MATRICES)
 
 
-def routed(x_BTD, w: Mapping[str, Array], config: ModelConfig):
+def routed(x_BTD, w: Mapping[str, Array], config: ModelConfig) -> tuple[Array, Array, Array]:
     """Returns probabilities of all N experts (B, T, N), float32, and weights and indices of the P chosen (B, T, P)."""
     logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), w["router"], out_sharding=stream(x_BTD))
     logit_BTN += w.get("router_bias", 0.0)
@@ -196,14 +196,14 @@ def _over_blocks(add, sums, choice_X, end_E, rows: int, P: int):
         return jax.lax.while_loop(lambda turn: turn[0] < end_E[-1], block, (jnp.int32(0), sums))[1]
 
 
-def clamped(gate_XF, up_XF, limit: float):
+def clamped(gate_XF, up_XF, limit: float) -> Array:
     """Returns gpt-oss's SwiGLU: gate sigmoid(1.702 gate) (up + 1), both within the limit (gate only from above)."""
     gate_XF, up_XF = jnp.minimum(gate_XF, limit), jnp.clip(up_XF, -limit, limit)
     return gate_XF * jax.nn.sigmoid(1.702 * gate_XF) * (up_XF + 1)
 
 
 @jax.custom_vjp
-def grouped(x_XD, w_EDF, count_E):
+def grouped(x_XD, w_EDF, count_E) -> Array:
     """Returns (X, F): row group e (count_E[e] consecutive rows) times matrix e. Rows after the groups are unspecified.
 
     The TPU compiler has a kernel for this and for the gradient of the rows. It would compute the gradient of the

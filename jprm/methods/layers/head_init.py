@@ -53,7 +53,8 @@ def head_of_run(path: str | os.PathLike, experiment: Experiment) -> dict[str, An
     """Returns a run's non-decoder parameters if its head and step layer match the experiment; otherwise {}.
 
     They are e.g. `{"head": {"kernel", "bias"}}`, on the current mesh, with adapters merged. A path of another kind
-    gives {}. Raises FileNotFoundError or ValueError if there is no model, ValueError if the run is damaged.
+    gives {}. Raises FileNotFoundError or ValueError if there is no model, ValueError if the run is damaged, OSError if
+    a model at `hf://` cannot be downloaded.
     """
     if kind_of(path := place_of(path)) != "run":
         return {}
