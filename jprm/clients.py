@@ -45,12 +45,7 @@ _MOST_BYTES = 2**28
 
 
 class ServerError(Exception):
-    """A request failed.
-
-    Attributes:
-      status: HTTP status; 0 if there was no response.
-      param: request field that caused the error, if the server names it.
-    """
+    """A failed request: HTTP `status` (0: no valid response), and the faulty field `param`, if the server names it."""
 
     def __init__(self, status: int, message: str, param: str | None = None):
         super().__init__(message if not status else f"status {status}: {message}")
@@ -89,14 +84,13 @@ class AsyncClient:
       model: name of a model or judge. Default: the server's first.
       concurrency: maximum concurrent requests.
       batch: samples per request of `rewards`; a larger problem is still sent whole.
-      timeout_s: seconds for one attempt as a whole, even if the server keeps sending bytes. The server's own limit is
-        `--set answer_seconds`.
+      timeout_s: seconds for one attempt as a whole, even if bytes arrive. The server's is `--set answer_seconds`.
       patience_s: seconds for a request, including all attempts and waits.
-      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; each later range doubles, up to 30 s. A longer
-        `Retry-After` is honoured.
+      backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s], doubled up to 30 s, or a longer `Retry-After`.
       transport: replaces the network in tests.
 
-    Raises ValueError if the address is no URL or contains a password, or a count or `timeout_s` is not above 0.
+    Raises ValueError if the address is no URL or contains a password, or a count or `timeout_s` is not above 0. Methods
+    raise ValueError for arguments that JSON lacks, before sending, and ServerError if a request and its retries fail.
     """
 
     def __init__(
@@ -135,25 +129,19 @@ class AsyncClient:
         await self._http.aclose()
 
     async def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
-        """Returns one score per step, None if a judge gave no score; [] if all steps are blank. Raises ServerError."""
+        """Returns one score per step, None if a judge gave no score; [] if all steps are blank."""
         (scored,) = await self.score_many([{"problem": problem, "steps": list(steps)}])
         return scored.scores
 
     async def score_many(
         self, records: Iterable[Mapping[str, Any]], *, rule: str | None = None, caller: str | None = None
     ) -> list[Scored]:
-        """Scores records: chains, pools, trees, free text or messages.
+        """Returns the scored records, in order: chains, pools, trees, free text or messages, as `jprm score` reads.
 
-        Args:
-          rule: aggregates step scores to a chain score, e.g. `min`. Default: the model's own rule.
-          caller: cache key: the server keeps computed prefixes under this name, for later records with the same
-            beginning.
+        `rule`, e.g. `min`, aggregates step scores to a chain score; by default the model's own. The server keeps
+        computed prefixes under the name `caller`, for later records with the same beginning.
 
-        A chain or sample without text gets no scores.
-
-        Raises:
-          ValueError: a record is not JSON-serialisable; no request is sent.
-          ServerError: the first failing record's error.
+        A chain or sample without text gets no scores. The first ServerError cancels the other requests.
         """
         records = list(records)
         for i, record in enumerate(records):
@@ -168,16 +156,14 @@ class AsyncClient:
         tokenizer: str | None = None,
         rule: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns each sample's `steps` (dicts with e.g. `span` and `score`) and `score`, as `/v1/rewards` does.
+        """Returns a dict per sample, in order, of `steps`, `score` and, if it is one response, `text`.
 
-        `credit` adds each step's `reward`, the `tail_reward`, and `token_rewards` for a sample with tokens (`ids` are
-        read by the server's `tokenizer`, by default its first). A blank sample has no steps and score None.
-        Samples of one problem stay in one request, since a credit may compare them. If a request is too large for the
-        server, it is split in halves.
-
-        Raises:
-          ValueError: a sample is not JSON-serialisable; no request is sent.
-          ServerError: a request failed.
+        A step is a dict of `span` ([start, stop) in the text), `score`, `turn`, `token` (index of its last token, if
+        the sample has tokens) and, for several outputs, `outputs`. `credit` (a name or its options, e.g. "min_form")
+        adds each step's `reward`, the `tail_reward`, and `token_rewards` for a sample with tokens (`ids` are read by
+        the server's `tokenizer`, by default its first). A blank sample has no steps and score None. Samples of one
+        problem stay in one request, since a credit may compare them. If a request is too large for the server, it is
+        split in halves. `rule` as in `score_many`.
         """
         for i, sample in enumerate(samples):
             _encoded(sample, f"samples[{i}]")
@@ -210,9 +196,9 @@ class AsyncClient:
     async def rerank(
         self, problem: str, solutions: Sequence[str], *, top: int | None = None, rule: str | None = None
     ) -> list[tuple[int, float | None]]:
-        """Returns the `top` pairs (index, score), by default all, best first by `rule`, e.g. `min`.
+        """Returns the `top` pairs (index from 0, score), by default all, best first by `rule`, e.g. `min`.
 
-        Blank solutions come last, with score None. Raises ServerError.
+        Blank solutions come last, with score None.
         """
         places = [i for i, text in enumerate(solutions) if text.strip()]
         blank: list[tuple[int, float | None]] = [(i, None) for i, text in enumerate(solutions) if not text.strip()]
@@ -228,10 +214,11 @@ class AsyncClient:
         self, problem: str, steps: Sequence[str] = (), *, n: int = 4, until: str = "step", seed: int = 0,
         rule: str | None = None, caller: str | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Returns n continuations by the server's policy: `steps`, `scores`, `score`, `finish_reason`.
+        """Returns n continuations by the server's policy: `steps`, `scores`, `score`, `tokens`, `finish_reason`.
 
-        `until` is `step` for one step each, or `end` for the rest of the chain. Calls of one `caller`, a secret, share
-        prefixes. A blank continuation has no steps and score None. Raises ServerError.
+        `until` is `step` for one step each, or `end` for the rest of the chain; `seed` is the first sample's number.
+        Calls of one `caller`, a secret, share prefixes. A blank continuation has no steps and score None.
+        `finish_reason` is `stop`, `step`, `length` or `error`.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
         asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})
@@ -351,7 +338,7 @@ class Client:
     continue_ = _waited(AsyncClient.continue_)
 
     def close(self) -> None:
-        """Closes connections and ends the thread. A later call opens new ones."""
+        """Waits until connections are closed, and ends the thread. A later call opens new ones."""
         with self._lock:
             running, self._running = self._running, None
         if running and running[0] == os.getpid():
@@ -429,8 +416,7 @@ def _error(status: int, text: str) -> ServerError:
 
 
 def _encoded(value: Any, where: str) -> bytes:
-    """Encodes a value as UTF-8 JSON. Raises ValueError with the place of an unsupported value, e.g.
-    `records[3].problem`.
+    """Encodes a value as UTF-8 JSON. Raises ValueError with the place of a wrong value, e.g. `records[3].problem`.
 
     Checked before sending, because every retry would fail in the same way.
     """

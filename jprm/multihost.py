@@ -45,16 +45,15 @@ FORM = re.compile(r"(\d+)/(\d+)@(.+:\d+)")
 
 
 def start(where: str, *, together: int = TOGETHER) -> None:
-    """Joins a run's processes, before any other use of jax.
+    """Joins a run's processes, before any other use of jax; waits for all of them. Process 0 prints their number.
 
     Args:
-      where: `INDEX/COUNT@HOST:PORT`, where HOST:PORT is a free port on process 0's host, the same for all; or `auto`:
-        read from the cluster's environment (Cloud TPU, GKE, Slurm, Open MPI).
+      where: `INDEX/COUNT@HOST:PORT` (from 0), where HOST:PORT is a free port on process 0's host, the same for all; or
+        `auto`: read from the cluster's environment (Cloud TPU, GKE, Slurm, Open MPI).
       together: seconds to wait for the others. Then the process prints what to check and ends with status 142, as if
         by an alarm: a launcher may try again.
 
-    Raises:
-      ValueError: another form, an environment without this information, or processes that do not form one run.
+    Raises ValueError for another form, an environment without this information, a second call, or if no run is formed.
     """
     form = FORM.fullmatch(where)
     if form is None and where != "auto":
@@ -95,7 +94,7 @@ _messages: collections.Counter[str] = collections.Counter()  # by name, posted o
 
 @contextlib.contextmanager
 def among(processes: Sequence[int]) -> Iterator[None]:
-    """Makes these processes, which must include this one, the group for all calls in the block."""
+    """Makes these process indices, which must include this one's, the group for all calls in the block."""
     global _group
     before, _group = _group, tuple(processes)
     try:
@@ -105,7 +104,7 @@ def among(processes: Sequence[int]) -> Iterator[None]:
 
 
 def members() -> tuple[int, ...]:
-    """Returns the group's process indices: by default the whole run's."""
+    """Returns the group's process indices, its first first: by default the whole run's, from 0."""
     return tuple(range(jax.process_count())) if _group is None else _group
 
 
@@ -115,7 +114,7 @@ def count() -> int:
 
 
 def devices() -> list[Any]:
-    """Returns the devices of all processes in the group (`members`)."""
+    """Returns the jax devices of all processes in the group (`members`)."""
     return [device for device in jax.devices() if device.process_index in members()]
 
 
@@ -136,14 +135,17 @@ def meet() -> None:
 
 
 def post(name: str, value: Any) -> None:
-    """Writes JSON to another group, which reads it with `received`. The group's first process writes."""
+    """Writes a JSON value to another group, which reads it with `received` under the same `name`, without waiting.
+
+    Every process of the group must call it; its first process writes.
+    """
     _messages[name] += 1
     if is_first():
         _service().key_value_set_bytes(f"jprm/{name}/{_messages[name]}", json.dumps(value).encode())
 
 
 def received(name: str) -> Any:
-    """Waits for another group's next post by this name and returns it, in every process of the group."""
+    """Waits for another group's next post by this name, deletes it and returns it. Each of the group must call it."""
     _messages[name] += 1
     message = None
     if is_first():
@@ -157,7 +159,10 @@ def received(name: str) -> Any:
 
 
 def first(do: Callable[..., T], *arguments: Any) -> T:
-    """Returns the first process's `do(*arguments)`, JSON, in every process. An error is ValueError in the others."""
+    """Calls `do(*arguments)` in the group's first process and returns its result, through JSON, in every process.
+
+    Every process must call it, and waits. If `do` raises, the first process raises the error, the others ValueError.
+    """
     if count() == 1:
         return do(*arguments)
     message, raised = b"", None
@@ -179,14 +184,14 @@ def first(do: Callable[..., T], *arguments: Any) -> T:
 
 
 def shared(value: Any) -> list[Any]:
-    """Returns every process's value, JSON, in process order."""
+    """Returns every process's JSON value, in process order. Every process must call it, and waits."""
     if count() == 1:
         return [value]
     return [json.loads(x.tobytes()) for x in arrays(np.frombuffer(json.dumps(value).encode(), np.uint8))]
 
 
 def arrays(own_X: np.ndarray) -> list[np.ndarray]:
-    """Returns every process's array, in process order. Only their first sizes may differ."""
+    """Returns every process's array, in process order; only first sizes may differ. Each must call it, and waits."""
     if count() == 1:
         return [own_X]
     waiting.set()
@@ -201,9 +206,9 @@ def arrays(own_X: np.ndarray) -> list[np.ndarray]:
 def spread(
     do: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item], costs: Sequence[float] = ()
 ) -> list[Any]:
-    """Returns `do(items)`, one JSON value an item, in every process. Each process computes a part.
+    """Returns `do(items)`, a JSON value per item in order, in every process. Each calls `do` on a part, then waits.
 
-    The parts have about equal sums of `costs` (by default all equal), which must be the same in every process.
+    The parts have about equal sums of `costs` ((): all equal). `items` and `costs` must be the same in every process.
 
     If `do` raises in one process, that process raises the same error and the others raise ValueError.
     """
@@ -244,14 +249,14 @@ def parts(costs: Sequence[float], count: int) -> list[list[int]]:
 
 
 def everywhere(condition: bool) -> bool:
-    """Returns whether the condition holds in every process."""
+    """Returns whether the condition holds in every process of the group. Each must call it, and waits."""
     return condition if count() == 1 else bool(np.all(_together(np.bool_(condition), "stack")))
 
 
 def compile_together(function: Callable, *args: Any) -> None:
-    """Compiles a jitted function for these arguments in every process before any process calls it.
+    """Compiles a jitted function for these arguments in every process before any process calls it; each must call this.
 
-    Hosts compile at different speeds, and a collective waits for a limited time: 30 seconds on CPUs.
+    Hosts compile at different speeds, and a collective on CPUs waits 30 seconds. A single process compiles nothing.
     """
     if count() > 1:
         function.lower(*args).compile()  # the call finds it compiled

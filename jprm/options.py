@@ -43,12 +43,11 @@ class OptionError(ValueError):
 def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
     """Converts a JSON value to a type: plain types, Literal, containers, unions, and dataclasses of these.
 
-    Args:
-      where: name of the field, for errors, e.g. `data.rows`.
-      like: instance of the dataclass `kind`, for the omitted fields.
+    Lists become tuples if the type is one, objects become FrozenDict for a Mapping, and ints become floats. A union
+    takes the first type that fits. Omitted fields are those of `like`, an instance of `kind`, else the defaults.
 
-    Raises:
-      OptionError: a field is unknown, missing or of the wrong type.
+    Raises OptionError, naming the field within `where` (e.g. `data.rows`), if it is unknown, missing or of the wrong
+    type. ValueErrors of a dataclass's own checks pass.
     """
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         if not isinstance(value, dict):
@@ -85,20 +84,15 @@ def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
         return value
     if not isinstance(value, list | dict) and any(typing.get_origin(part) is tuple for part in (kind, *args)):
         raise OptionError(where, f"{value!r} is no list: write {where}='{json.dumps([value])}'")
-    wanted = (
-        f"one of {', '.join(map(str, args))}"
-        if origin is Literal
-        else f"{'an' if _name(kind)[0] in 'aio' else 'a'} {_name(kind)}"
-    )
+    article = "an" if _name(kind)[0] in "aio" else "a"
+    wanted = f"one of {', '.join(map(str, args))}" if origin is Literal else f"{article} {_name(kind)}"
     raise OptionError(where, f"{_REPR.repr(value)} is not {wanted}")
 
 
 def values_of(kinds: Mapping[str, Any], values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Converts JSON values to the types `kinds` of their fields. Raises OptionError for unknown or mistyped fields.
+    """Returns `values` converted by `from_json` to the types `kinds` of their fields; absent fields stay absent.
 
-    Args:
-      kinds: type of each field.
-      where: name of the enclosing field, for errors.
+    Raises OptionError for unknown or mistyped fields, with `where`, the name of the enclosing field.
     """
     within = {name: f"{where}.{name}".lstrip(".") for name in values}
     if unknown := [name for name in values if name not in kinds]:
@@ -107,7 +101,7 @@ def values_of(kinds: Mapping[str, Any], values: Mapping[str, Any], where: str = 
 
 
 def frozen(value: Any, where: str) -> Any:
-    """Makes a JSON value hashable (FrozenDict, tuple). Raises OptionError if it is not a JSON value."""
+    """Returns a JSON value made hashable: FrozenDict, tuple. Raises OptionError, naming `where`, for other types."""
     from flax.core import FrozenDict  # readers of text need no jax
 
     if isinstance(value, Mapping):
@@ -120,7 +114,7 @@ def frozen(value: Any, where: str) -> Any:
 
 
 def assigned(assignment: str) -> tuple[str, Any]:
-    """Splits `name=value`. The value is parsed as JSON, else as a Python tuple or list, else kept as text.
+    """Returns (name, value) of `name=value`: as JSON, else a Python list or tuple (returned as list), else text.
 
     Raises ValueError if the name or the equals sign is missing.
     """
@@ -157,10 +151,11 @@ def _name(kind: Any) -> str:
 
 
 def place_of(name: Given | Found, names: Sequence[str] = ()) -> Place:
-    """Returns the path of a model; a Hub address `hf://OWNER/NAME[@REVISION]` is downloaded (or its files `names`).
+    """Returns a model's path, unchecked; a Hub address is downloaded, and its folder in the Hub's cache returned.
 
-    A `Found` name from a file jprm did not write downloads nothing: it may only lead to this machine or the file's own
-    bucket. Raises ValueError, or OSError if the Hub lacks the model or is unreachable.
+    The address is `hf://OWNER/NAME[@REVISION]`; `names` are the files to download, by default all that jprm reads. A
+    `Found` name from a file jprm did not write downloads nothing: it may only lead to this machine or the file's own
+    bucket. Raises ValueError for other forms or places, OSError if the Hub lacks the model or is unreachable.
     """
     text = name.text if isinstance(name, Found) else os.fspath(name)
     if text.startswith(HUB):
@@ -181,11 +176,11 @@ def find_part(name: str, registry: Mapping[str, Any], what: str, kind: Any = obj
     """Returns the registry entry `name`, or imports the object `module:NAME`.
 
     A registry entry may itself be the text `module:NAME`, which is imported on demand. With `files`, `name` may also be
-    `FILE.py:NAME`. Pass it only for names that the user typed: a name that came with a model must not execute a file
-    beside it.
+    `FILE.py:NAME`, executed once per content. Pass it only for names that the user typed: a name that came with a model
+    must not execute a file beside it.
 
     Raises MissingPart, naming `what`, if the module, file or object does not exist. Raises ValueError if the entry is
-    unknown (with the known names), or the object is not an instance of `kind`.
+    unknown (with the known names), or the object is not an instance of `kind`. Errors of the executed code pass.
     """
     entry = registry.get(name)
     if entry is not None and not isinstance(entry, str):
@@ -219,7 +214,8 @@ def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
     """Raises ForeignCode if a `module:NAME` from a folder would import code from it or from the current folder.
 
     A downloaded folder must not execute its own files. Python itself looks in the current folder, in notebooks and with
-    `python -m`, and the downloaded folder may be below it. A module that is already imported executes nothing new.
+    `python -m`, and the downloaded folder may be below it. A module that is already imported executes nothing new, and
+    a name without colon is no module. `what` names the option in the error.
     """
     place, colon, _ = name.rpartition(":")
     if not colon or place in sys.modules or place.partition(".")[0] == __package__:  # jprm itself is running
@@ -227,10 +223,8 @@ def check_foreign(name: str, folder: str | os.PathLike, what: str) -> None:
     if place.partition(".")[0] in {"", *sys.stdlib_module_names}:  # some do things when they are imported
         raise ForeignCode(f"{what}={name!r}: is not a module with parts")
     for i, spec in enumerate(_specs(place)):
-        files = [
-            *(spec.submodule_search_locations or ()),
-            *([spec.origin] if spec.has_location and spec.origin else ()),
-        ]
+        origin = [spec.origin] if spec.has_location and spec.origin else []
+        files = [*(spec.submodule_search_locations or ()), *origin]
         if any(_within(file, folder) for file in files):
             raise ForeignCode(f"{what}={name!r}: its module is in the folder {folder}, whose code is never run")
         if i == 0 and files and os.path.realpath(os.path.dirname(files[0])) == _unasked():
@@ -261,8 +255,7 @@ def _within(file: str, folder: str | os.PathLike) -> bool:
 def _unasked() -> str | None:
     """Returns the current folder if Python searches it by default, not by the user's PYTHONPATH or sys.path.
 
-    An empty entry in PYTHONPATH (e.g. from `PYTHONPATH=$PYTHONPATH:/x`) or a relative entry in sys.path does not count
-    as the user's choice.
+    An empty entry in PYTHONPATH (e.g. from `PYTHONPATH=$PYTHONPATH:/x`) or a relative one in sys.path is no choice.
     """
     here, variable = os.getcwd(), os.environ.get("PYTHONPATH", "").split(os.pathsep)
     empty = len(variable) > 1 and "" in variable
@@ -276,7 +269,10 @@ def _unasked() -> str | None:
 
 
 def run(path: str, text: str) -> dict[str, Any]:
-    """Executes a file's text as a new module in `sys.modules`; returns its globals. `sys.path` stays as it is."""
+    """Executes a file's text as a new module in `sys.modules`, at every call (`defined`: once); returns its globals.
+
+    `sys.path` stays as it is; `path` becomes `__file__`. SyntaxError and all errors of the code pass.
+    """
     digest = hashlib.sha256(f"{path}\n{text}".encode()).hexdigest()[:16]  # two files may share a stem
     spec = importlib.machinery.ModuleSpec(f"jprm_own_{pathlib.Path(path).stem}_{digest}", loader=None)
     module = importlib.util.module_from_spec(spec)

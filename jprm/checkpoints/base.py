@@ -28,9 +28,10 @@ from jprm.options import place_of
 
 
 def model_config(path: Given | Found, **changes) -> ModelConfig:
-    """Returns a base's config with `changes` (e.g. layers); the head is the default one unless they set another.
+    """Returns a base's config with `changes`, fields by name (e.g. layers=4); the head is the default unless changed.
 
-    Raises FileNotFoundError or ValueError if there is no model, or jprm cannot compute it; OSError as `place_of`.
+    Reads no weights, but downloads a Hub model whole. Raises FileNotFoundError or ValueError if there is no model, or
+    jprm cannot compute it; OSError as `place_of`.
     """
     module, place = _opened(path)
     if module is None:
@@ -47,7 +48,7 @@ def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> 
     Keeps model fields that the user set (`named`, e.g. `model.layers`) or that differ from the old base. If the
     tokenizer was the old base, it becomes the new one.
 
-    Raises ValueError if the old base cannot be read.
+    Raises ValueError if the old base cannot be read; for the new base as `model_config`.
     """
     try:
         old = model_config(before.base)
@@ -67,14 +68,13 @@ def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> 
 
 
 def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:
-    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
+    """Loads {"embed", "final_norm", "layers_0": {role: stack}, ...}, stored as `dtype`, onto the mesh that is set.
 
     Training needs float32; bfloat16 and int8 (`jprm.model.parameters`) are for scoring. Missing parameters that match
-    the pattern `new` are omitted. For a run, loads the newest checkpoint with LoRA merged.
+    the regular expression `new` are omitted. For a run, loads the newest checkpoint with LoRA merged.
 
-    Raises:
-      ValueError: a missing parameter does not match `new`, or `new` matches no missing one; or `config` differs from
-        the run's decoder.
+    Raises ValueError if a missing parameter does not match `new`, `new` matches no missing one, `config` differs from
+    the model's, or the weights are damaged; FileNotFoundError if there is no model; OSError as `place_of`.
     """
     module, place = _opened(path)
     if module is not None:
@@ -94,8 +94,8 @@ def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float
 def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
     """Loads an untied language head, {"kernel": (D, V)} in float32, onto the mesh if one is set.
 
-    Raises:
-      ValueError: the model has no language head of the config's shape, or is a reward model.
+    Raises ValueError if the model lacks a language head of the config's shape (unchecked for a run) or is a reward
+    model, FileNotFoundError if there is no model.
     """
     module, place = check_language_model(path)
     if module is None:
@@ -108,7 +108,10 @@ def load_language_head(path: Given | Found, config: ModelConfig) -> dict:
 
 
 def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32") -> dict:
-    """Loads {"decoder", "head"}; a tied head is omitted. Raises ValueError for a reward model."""
+    """Loads {"decoder", "head"} by `load_decoder` and `load_language_head`; a tied head is omitted.
+
+    `dtype` is the decoder's. Raises as they do, e.g. ValueError for a reward model.
+    """
     if config.tied_embeddings:
         check_language_model(path)
         return {"decoder": load_decoder(path, config, dtype)}
@@ -117,7 +120,10 @@ def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype =
 
 
 def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:
-    """Returns the module that reads the model (None: a run) and its path. Raises ValueError for a reward model."""
+    """Returns the module that reads the model (None: a run) and its local or downloaded path.
+
+    Raises ValueError for a reward model, FileNotFoundError if there is no model.
+    """
     module, place = _opened(path)
     if module is None:
         head = read(place / RUN).model.head
@@ -147,7 +153,6 @@ MODULES = {
     "gguf": "jprm.methods.formats.gguf",
 }
 """Modules for published weights; each has `model_config`, `load_decoder`, `open_tensors` and `LANGUAGE_HEAD`."""
-
 
 FREE = ("head", "head_hidden", "steps", "dtype", "remat", "product_layers", "attention", "attention_block",
         "tied_embeddings", "logit_softcap")  # fmt: skip

@@ -35,10 +35,9 @@ Slot = tuple[str, int | None]
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Returns each role's tensor shape in a file; for a layer's role, one layer's shape.
+    """Returns each role's tensor shape in a file, e.g. of "embed"; for a layer's role, one layer's shape.
 
-    A matrix is (out, in), preceded by an axis of experts. Other tensors have one axis, plus a second for convolution
-    taps.
+    A matrix is (out, in), after an axis of experts. Other tensors have one axis, plus a second for convolution taps.
     """
     shapes: dict[str, tuple[int, ...]] = {"embed": (config.vocab_size, config.width), "final_norm": (config.width,)}
     for role, (weight, size, _) in layers.stacks(config, 0, config.layers).items():
@@ -51,7 +50,7 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def slots(config: ModelConfig) -> Iterator[Slot]:
-    """Yields (role, layer) for every decoder tensor, grouped by role; `layer` is None for embedding and final norm."""
+    """Yields (role, layer from 0) for every decoder tensor, grouped by role; None for embedding and final norm."""
     yield from (("embed", None), ("final_norm", None))
     for role, (_, _, at) in layers.stacks(config, 0, config.layers).items():
         for layer in at:
@@ -96,19 +95,19 @@ def load(
     new: str = "",
     stored: Callable[[str, list[str], tuple[int, ...]], Any] | None = None,
 ) -> dict:
-    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
+    """Loads {"embed", "final_norm", "layers_0": {role: stack}, ...}, stored as `dtype`, onto the mesh that is set.
 
     Parameters are allocated on the devices and filled layer by layer. Transposing and casting run there too, so the
     host holds a single tensor at a time, in the file's type.
 
     Args:
+      path: name of the file, for errors.
       name_of: maps role and layer to the tensor's name.
       shape_of: maps that name to its shape, (out, in). A wrong one raises ValueError before any tensor is read.
       read: maps role and name to the tensor, in any float type, with rotary pairs at (i, i + H/2).
-      new: pattern of parameters missing in the files; these are omitted.
+      new: regular expression for exactly the parameters missing in the files (else ValueError); these are omitted.
       stored: maps a matrix's role, its tensor names (one per layer) and the shape of one layer to the stack in the
-        file's own quantisation, a tree of arrays that every device gets whole. By default no matrix is kept in the
-        file's format.
+        file's own quantisation, a tree of arrays that every device gets whole. Without it all are converted.
     """
     shapes = file_shapes(config)
     model = flatten_dict(jax.eval_shape(functools.partial(init, config), jax.random.key(0)), sep="/")

@@ -55,7 +55,7 @@ class Tensors:
         return self._shapes[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """Returns the tensor in the file's type (bfloat16 via ml_dtypes)."""
+        """Returns a copy of the tensor in the file's type (bfloat16 via ml_dtypes). Raises ValueError if missing."""
         self.shape(name)
         try:
             return self._files[self._file_of[name]].get_tensor(name)
@@ -127,7 +127,7 @@ def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
 
 
 def check_sums(folder: str | os.PathLike) -> None:
-    """Checks the folder against its SHA256SUMS, if present. The model card may differ.
+    """Checks the files listed in the folder's SHA256SUMS, if present, as `sha256sum` writes it; README.md may differ.
 
     Raises ValueError for a differing or missing file.
     """
@@ -146,7 +146,7 @@ def check_sums(folder: str | os.PathLike) -> None:
 
 
 def read_json(path: pathlib.Path | Place) -> dict[str, Any]:
-    """Reads a JSON object. Raises ValueError, naming the file, for other contents or duplicate keys."""
+    """Reads a JSON object. Raises ValueError for other contents or duplicate keys, FileNotFoundError."""
     try:
         content = json.loads(path.read_bytes(), object_pairs_hook=without_doubles)
     except (ValueError, RecursionError) as error:

@@ -48,10 +48,11 @@ DIGESTS = "digests.json"
 
 
 def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
-    """Opens the run's checkpoints; the caller decides when to save.
+    """Opens the run's checkpoints, WORKDIR/checkpoints, to use with `with`; the caller decides when to save.
 
     Keeps the newest `keep`, and every multiple of `keep_every` steps, if positive, for good. A reader must leave `keep`
-    out: it then deletes no files. Raises ValueError if several processes would write to a store other than gs://.
+    out: it then deletes no files. A writer makes the folder and removes unfinished saves. Raises ValueError if several
+    processes would write to a store other than gs://.
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)] if keep else [policies.PreserveAll()]
@@ -78,7 +79,7 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
 
 
 def savable(parts: dict[str, Any]) -> dict[str, Any]:
-    """Converts a checkpoint's parts for Orbax if only some processes of the job save.
+    """Returns a checkpoint's parts for Orbax: unchanged, unless a single process of several in the job saves.
 
     Orbax refuses single-process arrays in a multi-process job; these become host arrays.
     """
@@ -91,8 +92,7 @@ def _of_a_group(context: ocp.Context) -> None:
     """Makes Orbax wait only for the processes of the group.
 
     Orbax 0.12.8 supports this by `active_processes`, except in two functions, which are patched out: one creates the
-    checkpoints folder and raises; the other compares folder names in a collective over all processes, in which the
-    others take no part.
+    checkpoints folder and raises; the other compares folder names in a collective over all processes.
     """
     from orbax.checkpoint import checkpoint_manager
     from orbax.checkpoint.experimental.v1._src.saving import execution
@@ -115,24 +115,24 @@ def saved(workdir: Place) -> bool:
 
 
 def abstract(tree: Any) -> Any:
-    """Returns each array's shape, type and sharding in a tree, for Orbax to restore into."""
+    """Returns the tree with each array replaced by its `jax.ShapeDtypeStruct` (sharded), for Orbax to restore into."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Restores the newest checkpoint's parts `wanted`: each maps to abstract arrays, or to None for JSON.
+    """Returns the newest checkpoint's parts `wanted` by name: each maps to abstract arrays, or to None for JSON.
 
-    Raises:
-      ValueError: there is no checkpoint, or it is damaged or from another model. The message names folder and fix.
+    Raises ValueError, naming folder and fix, if there is no checkpoint, or it is damaged or from another model.
     """
     with _newest(checkpoints) as step:
         return checkpoints.load_checkpointables(step, wanted)
 
 
 def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
-    """Returns the newest checkpoint's `run` (e.g. its `experiment`, `data`); {} in best/ of earlier releases.
+    """Returns the newest checkpoint's `run`: run id, `data` (position), `experiment`, `versions`, `goodput`.
 
-    Raises ValueError as `restore`, and if the checkpoint belongs to another run, e.g. was copied into this folder.
+    It is {} in best/ of earlier releases. Raises ValueError as `restore`, and if the checkpoint belongs to another run,
+    e.g. was copied into this folder.
     """
     with _newest(checkpoints) as step:
         has_run = "run" in checkpoints.checkpointables_metadata(step).metadata
@@ -170,10 +170,10 @@ def _newest(checkpoints: Checkpoints) -> Iterator[int]:
 def load_params(
     folder: str | os.PathLike, experiment: Experiment, mesh: Mesh, new: str = "", stored: bool = False
 ) -> tuple[dict, int]:
-    """Restores the newest checkpoint's parameters onto the mesh, LoRA unmerged. Returns them and the step.
+    """Restores {"decoder", "head"} of the newest checkpoint onto the mesh, LoRA unmerged; returns it and the step.
 
-    Missing parameters that match the pattern `new` are omitted. A reread base (`Experiment.rereads`) is in the run's
-    storage type if `stored`, else float32. Raises ValueError as `run_of`, for others missing, or for a changed base.
+    Missing parameters that match the regular expression `new` are omitted. A reread base (`Experiment.rereads`) is in
+    the run's storage type if `stored`, else float32. Raises ValueError as `run_of`, or for others missing or a new base.
     """
 
     def init(key: jax.Array) -> dict:
@@ -227,9 +227,9 @@ def stream_count(workdir: Place | None, processes: int, micro_rows: int) -> int:
 
 
 def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ratio: float | None = None) -> str:
-    """Writes the experiment and its objective's `log_ratio` into the run's folder; returns the (new or existing) run
-    id. Every process must call it.
+    """Writes the experiment with its objective's `log_ratio`, digests, tokenizer and user code into the run's folder.
 
+    Returns the run id, new unless the folder has checkpoints. Every process must call it, and waits for the others.
     Raises ValueError if it holds checkpoints of another experiment or tokenizer, or the data or user's code changed.
     """
     id = multihost.first(_own_id, workdir, experiment, tokenizer)
@@ -276,9 +276,9 @@ def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str
 
 
 def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
-    """Stores checksums by dependency (e.g. a data file). Raises ValueError if one changed and there is a checkpoint.
+    """Merges digests by dependency (e.g. a data file) into WORKDIR/digests.json, made if absent.
 
-    A dependency not recorded by an earlier release is accepted as it is.
+    Raises ValueError if one changed and there is a checkpoint. A dependency not recorded yet is accepted as it is.
     """
     path = workdir / DIGESTS
     recorded = parse(path.read_bytes(), str(path)) if path.exists() else {}
@@ -293,10 +293,9 @@ def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
 
 
 def data_digests(places: Mapping[str, Place]) -> dict[str, str]:
-    """Returns content digests (in a bucket, of the store's metadata) by name; absent places are omitted.
+    """Returns 16 hex digits by name for each place's contents (in a bucket, its metadata); absent places are omitted.
 
-    Token shards are identified by their index, which holds the digest of each. Every process must call it, and hashes
-    a part of the files.
+    Token shards are identified by their index, which holds their digests. Every process must call it and hashes a part.
     """
 
     def listed(place: Place) -> str | dict[str, int]:
@@ -352,7 +351,7 @@ def _in_bucket(
 
 
 def committed(remote: Remote) -> list[int]:
-    """Returns the whole checkpoints' steps, in order."""
+    """Returns the whole checkpoints' steps, ascending; [] if there is no folder."""
     marks = (file.parent for file in remote.files() if file.name == MARK)
     return sorted(int(step.name) for step in marks if step.parent == remote and step.name.isdecimal())
 
@@ -360,8 +359,7 @@ def committed(remote: Remote) -> list[int]:
 class Staged:
     """Checkpoints saved to local disk and uploaded in the background.
 
-    Has the Orbax Checkpointer's attributes as used by runs. While open, the disk holds the newest checkpoint and the
-    one being saved.
+    Has the Orbax Checkpointer's attributes. While open, the disk holds the newest checkpoint and the one being saved.
     """
 
     def __init__(self, remote: Remote, arguments: Mapping[str, Any], keep: int | None, keep_every: int):
@@ -393,7 +391,7 @@ class Staged:
         self._uploading = self._uploader.submit(self._upload, step)
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is in the bucket. Raises a failed upload's error."""
+        """Blocks until the last checkpoint is in the bucket. Raises a failed upload's error."""
         self._inner.wait()
         self._uploading.result()
 
@@ -421,7 +419,6 @@ class Staged:
 
 Checkpoints = ocp.training.Checkpointer | Staged
 
-
 SUMMED_AT_ONCE = 1 << 24
 """Array elements that a fingerprint sums at a time."""
 
@@ -429,7 +426,7 @@ SUMMED_AT_ONCE = 1 << 24
 def fingerprint(params: Any, tokenizer: Tokenizer, mesh: Mesh) -> str:
     """Returns 16 hex digits, different for models with different parameters or tokenizers.
 
-    Sums on the devices read each parameter once, and do not depend on the mesh.
+    Sums on the devices of `mesh` read each parameter once; the digits do not depend on it. Every process must call it.
     """
     content = hashlib.sha256()
     with jax.set_mesh(mesh):

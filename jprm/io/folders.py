@@ -47,23 +47,22 @@ MARK = ".jprm"
 def whole_folder(
     out: str | os.PathLike, request: str | None = None, *, replace: bool = False, last: str = ""
 ) -> Iterator[pathlib.Path]:
-    """Yields a local folder to fill, which is renamed to `out` if the block succeeds.
+    """Yields an existing local folder to fill, which is renamed to `out` if the block succeeds.
 
     The folder is `OUT.partial/new`. After an error or a kill, a call with the same `request` continues with its
     contents; without a request they are deleted.
 
-    If `out` is in a bucket, the folder is made in ~/.cache/jprm/folders and then uploaded. Until the upload is whole,
-    an object `OUT.partial` exists; two machines are not prevented from writing at once.
+    If `out` is in a bucket, the folder is made in ~/.cache/jprm/folders and uploaded after the block. Until the upload
+    is whole, an object `OUT.partial` exists; two machines are not prevented from writing at once.
 
     Args:
-      replace: replace an existing folder `out`. It waits as `OUT.partial/old`, and is restored by the next call after a
-        kill.
+      replace: replace an existing `out`. It waits as `OUT.partial/old`, and the next call after a kill restores it.
       last: file that is uploaded last; without it, readers do not accept the folder.
 
     Raises:
-      OSError: `out` exists (in a bucket: FileExistsError), and `replace` is False. An empty local folder is replaced.
-      ValueError: `OUT.partial` exists without jprm's mark, or is being written by another process, or `out` is a
-        symbolic link to replace. No file is changed.
+      OSError: after the block: `out` exists, unless `replace` or an empty local folder. In a bucket: FileExistsError.
+      ValueError: before the block: `OUT.partial` exists without jprm's mark, or is being written by another process, or
+        `out` is a symbolic link to replace. No file is changed.
     """
     if is_remote(out):
         with _uploaded(Remote(os.fspath(out)), request, replace, last) as new:
@@ -111,12 +110,12 @@ def _uploaded(out: Remote, request: str | None, replace: bool, last: str) -> Ite
 
 
 def is_whole(out: Place) -> bool:
-    """Returns whether a folder exists and its upload was not interrupted."""
+    """Returns whether a folder exists and, in a bucket, its upload was not interrupted."""
     return out.exists() and not path_of(partial_of(out)).is_file()
 
 
 def tidy(out: str | os.PathLike) -> None:
-    """Removes leftovers of a `whole_folder` killed after renaming the folder."""
+    """Deletes the local `OUT.partial` of `whole_folder`, even unfinished, unless it is in use or is not jprm's."""
     if is_remote(out):  # nothing is left beside it
         return
     work = pathlib.Path(partial_of(out))
@@ -131,7 +130,10 @@ WAIT_S = 0.5
 
 
 def made_once(place: pathlib.Path, make: Callable[[pathlib.Path], None]) -> pathlib.Path:
-    """Returns the folder `place`; calls `make` to fill it if absent, or waits while another process fills it."""
+    """Returns the folder `place`; if absent, calls `make(new)` to fill a new folder, which is then renamed to `place`.
+
+    While another process makes it, waits without limit. Passes on errors of `make`, and of `whole_folder`.
+    """
     while not place.is_dir():
         try:
             with whole_folder(place) as new:
@@ -149,14 +151,11 @@ def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Pa
     """Returns a local path unchanged; for a bucket path, a local copy of the object or of the folder's direct files.
 
     Copies are kept in ~/.cache/jprm/buckets under a digest of the objects' sizes and versions, so changed objects are
-    copied again. They may be deleted while no command uses them.
+    copied again. They may be deleted while no command uses them. A local path is not checked.
 
-    Args:
-      names: files of the folder to copy if they exist, e.g. ("config.json",); () for all.
-
-    Raises:
-      FileNotFoundError: the bucket path, or every file in `names`, does not exist.
-      OSError: the bucket cannot be read, or its objects changed during the copy.
+    `names` are the files of the folder to copy if they exist, e.g. ("config.json",); () for all. Raises
+    FileNotFoundError if the bucket path, or every file in `names`, does not exist; OSError if the bucket cannot be
+    read, or its objects changed during the copy.
     """
     return _copy(Remote(os.fspath(path)), names) if is_remote(path) else pathlib.Path(path)
 
@@ -205,10 +204,8 @@ def _empty(folder: pathlib.Path) -> bool:
 # Across all machines that share it, on a disk or in a bucket. `training.lock` in the folder names the holder, who
 # rewrites it at every beat. A holder on this machine is gone if its process is. A holder on another machine counts as
 # gone after `MISSED` missing beats in a row.
-#
 # On a disk the holder also locks the file; the lock ends with the process. But on a network file system the lock of a
 # vanished host may remain, and some file systems have no locks across hosts: there the beats decide.
-#
 # A bucket has no locks, but can create an object only if the name is free. The run with the highest number under
 # `training.lock/` holds the folder. If it is gone, the next number takes over: only one run can create that object.
 
@@ -232,11 +229,10 @@ class FolderLock:
         self._beating: threading.Thread | None = None
 
     def attempt(self) -> bool:
-        """Tries to take the folder. False means to call again. May wait one beat for another machine's holder.
+        """Tries to take the folder (made if absent). If False, call again: it may have waited one beat, 5 s.
 
-        Raises:
-          ValueError: another run is training in it.
-          OSError: the folder cannot be read or written.
+        If True, a thread renews `training.lock` at every beat, and ends this process (status 1) if another run took
+        the folder over. Raises ValueError if another run is training in it, OSError if it cannot be read or written.
         """
         if not self._take():
             return False

@@ -46,18 +46,21 @@ DAMAGED = (ValueError, TypeError, LookupError, AttributeError, OverflowError, Re
 
 
 def printable(text: str) -> str:
-    """Escapes invisible characters, e.g. ESC, which could move a terminal's cursor; keeps newlines."""
+    """Escapes invisible characters except newlines as Python does, e.g. ESC, which could move a terminal's cursor."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def shortened(text: str, limit: int) -> str:
-    """Cuts out the middle if a text is longer than about `limit` characters."""
+    """Cuts out the middle of a text above `limit` characters: `START ... 99 more ... END`, each `limit // 2` long."""
     left = limit // 2
     return text if len(text) <= limit else f"{text[:left]} ... {len(text) - 2 * left:,} more ... {text[-left:]}"
 
 
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one record per line, to a temporary file, renamed when complete."""
+    """Writes one record per line to `PATH.partial`, renamed to `path` when complete; makes its folder.
+
+    Raises ValueError if `path` is a link or folder, is being written by another process, or a record holds NaN.
+    """
     path = path_of(path)
     with path.alone(), path.replacing() as file:
         for record in records:
@@ -67,10 +70,10 @@ def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]])
 def read_lines(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (line number from 1, bytes with line end) for each non-blank line of a plain or gzip file.
 
-    A prepared folder yields one line per record.
+    The numbers count blank lines too. A prepared folder yields one line per record.
 
-    Raises:
-      ValueError: a pipe (it cannot be read twice), a format in `_REFUSED`, or a truncated or concurrently changed file.
+    Raises FileNotFoundError if the file is absent, or the folder not prepared; ValueError for a pipe, other formats
+    (e.g. Parquet, zstd), a line above 256 MiB, or a truncated or concurrently changed file.
     """
     if path_of(path).is_dir():
         yield from enumerate((dump(record).encode() + b"\n" for record in PreparedRecords(path)), start=1)
@@ -136,7 +139,10 @@ class _Bounded(io.BufferedIOBase):
 
 @contextlib.contextmanager
 def unzipped(file: IO[bytes], path: str | os.PathLike) -> Iterator[IO[bytes]]:
-    """Yields the file's content, decompressed if it is gzip. Raises ValueError if it is truncated."""
+    """Yields the file's content from its start, decompressed if it is gzip; `path` is for errors.
+
+    The block raises ValueError if it reads damaged or truncated gzip, a line above 256 MiB or 1 GiB at once.
+    """
     compressed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
     try:
@@ -154,17 +160,16 @@ def count(path: str | os.PathLike) -> int:
 
 
 def is_table(path: str | os.PathLike) -> bool:
-    """Returns whether a local file, which must exist, is Parquet or Arrow, by its first bytes."""
+    """Returns whether a local file is Parquet or Arrow. Raises FileNotFoundError, or ValueError for a pipe."""
     check_input(path)
     with open(path, "rb") as file:
         return file.read(max(map(len, _TABLES))).startswith(_TABLES)
 
 
 def parse(line: bytes, where: str) -> Any:
-    """Parses a line as JSON. Errors begin with `where`, e.g. `samples.jsonl:12`.
+    """Parses a line as JSON of any type. Errors begin with `where`, e.g. `samples.jsonl:12`.
 
-    Raises:
-      RecordError: invalid UTF-8, invalid or truncated JSON, NaN or infinity, or a duplicate key.
+    Raises RecordError if it is blank, no UTF-8 or whole JSON, or has NaN, infinity, a key twice or half a surrogate.
     """
     remedy = "Write whole JSON in UTF-8 (in JSON Lines, one object per line), with null for a missing number."
     if not line.strip():
@@ -182,20 +187,13 @@ def parse(line: bytes, where: str) -> Any:
         raise RecordError(where, "line", f"is not UTF-8 at byte {error.start}", remedy) from None
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("; use sys.")[0]  # Python's own remedy for long integers is none here
-        remedy = (
-            "Is it CSV? `jprm prepare columns` reads it. Else write one JSON object a line."
-            if line[:1].isalpha() and b"," in line
-            else remedy
-        )
+        if line[:1].isalpha() and b"," in line:
+            remedy = "Is it CSV? `jprm prepare columns` reads it. Else write one JSON object a line."
         raise RecordError(where, "line", f"is not JSON: {reason}", remedy) from None
 
 
 def dump(record: Mapping[str, Any]) -> str:
-    """Serialises a record to one JSON line.
-
-    Raises:
-      ValueError: NaN or infinity, which JSON lacks.
-    """
+    """Serialises a record to JSON, without line end. Raises ValueError for NaN or infinity, TypeError for odd types."""
     return json.dumps(record, ensure_ascii=False, allow_nan=False)
 
 
@@ -217,7 +215,7 @@ class Rejects:
         return len(self.errors)
 
     def add(self, line: bytes, error: RecordError) -> None:
-        """Stores the line; appends a line end if the input's last line lacks it."""
+        """Stores the line, with a line end if it has none, and appends the error to `errors`."""
         self.errors.append(error)
         self._file.write(line if line.endswith(b"\n") else line + b"\n")
 
@@ -237,7 +235,10 @@ class Rejects:
 
 
 def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, RecordError], None]:
-    """Returns a handler of bad lines: `stop` raises, `skip` adds to `rejects`. Raises ValueError for other values."""
+    """Returns `handle(line, error)` for bad lines: `stop` raises the error, `skip` adds both to `rejects`.
+
+    Raises ValueError for another `on_error`, or `skip` without `rejects`.
+    """
     if on_error == "skip" and rejects is not None:
         return rejects.add
     if on_error != "stop":
@@ -250,7 +251,7 @@ def reject_with(on_error: str, rejects: Rejects | None) -> Callable[[bytes, Reco
 
 
 def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """`object_pairs_hook` that raises ValueError for duplicate keys."""
+    """`object_pairs_hook` of `json.loads`: returns the dict, or raises ValueError for duplicate keys."""
     value = dict(pairs)
     if len(value) < len(pairs):
         seen: set[str] = set()
@@ -281,7 +282,7 @@ def type_name(value: Any) -> str:
 
 
 def list_of(value: Any, where: str, field: str) -> list:
-    """Returns a list; also accepts a tuple or array, as in pandas and `datasets` records."""
+    """Returns a list; a tuple or array, as in pandas and `datasets` records, is converted. Else raises RecordError."""
     if isinstance(value, tuple) or type(value).__name__ == "ndarray":
         value = list(value) if isinstance(value, tuple) else value.tolist()
     if not isinstance(value, list):
@@ -296,7 +297,7 @@ def object_of(value: Any, where: str, field: str, remedy: str) -> Mapping[str, A
 
 
 def text_of(value: Any, where: str, field: str, *, blank: bool = False) -> str:
-    """Returns the text, which may be blank only if `blank`."""
+    """Returns the text unchanged. Raises RecordError if it is no text, half a surrogate, or blank (unless `blank`)."""
     if not isinstance(value, str):
         raise RecordError(where, field, f"is {type_name(value)}, not text", "Write a JSON string.")
     if not blank and (value.isspace() or not value.strip(" \n\u200b\u200c\u200d\u2060\ufeff")):

@@ -34,9 +34,10 @@ VERSION = 2
 
 
 def input_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns {"input": path, "sha256": digits} for a request; in a bucket, the store's metadata as the checksum.
+    """Returns {"input": absolute path or address, "sha256": hex digits}, for a prepared folder of its report.json.
 
-    Raises FileNotFoundError, or ValueError for a pipe, which cannot be read twice.
+    In a bucket, the store's `bytes` and `modified` replace `sha256`. Raises FileNotFoundError (also for an unprepared
+    folder), or ValueError for a pipe, which cannot be read twice.
     """
     path = records_file(path)
     path.check_readable()
@@ -44,24 +45,23 @@ def input_of(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def stamp_of(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the path as `input`, and metadata, e.g. `bytes`, which change with the content. A copy differs."""
+    """Returns `input` as `input_of`, and metadata, e.g. `bytes` and `modified`, which change with the content.
+
+    It does not read the content, and a copy differs. Raises FileNotFoundError.
+    """
     path = records_file(path)
     return {"input": path.address, **path.stamp()}
 
 
 def check_input(path: str | os.PathLike) -> None:
-    """Rejects a pipe or device before opening it, since that could block forever.
-
-    Raises FileNotFoundError or ValueError.
-    """
+    """Raises ValueError for a pipe or device, which might block forever; FileNotFoundError if absent or unprepared."""
     records_file(path).check_readable()
 
 
 def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
     """Rejects an output, before any work, if it exists and is not a file, or is also an input.
 
-    Raises:
-      ValueError: a symbolic link, device, pipe or folder, or one of `inputs` under any name.
+    Raises ValueError for a symbolic link, device, pipe or local folder, or one of `inputs` under any name.
     """
     output = path_of(path)
     if any(output.is_same(path) or output.is_same(os.path.join(path, REPORT)) for path in inputs):
@@ -70,20 +70,23 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
 
 
 def finish(part: Growing, output: str | os.PathLike, request: dict[str, Any]) -> None:
-    """Renames a complete part. Raises ValueError if its input has changed, or another run began the output."""
+    """Renames a complete `part` of `continued` to `output`, of the same `request`.
+
+    Raises ValueError if the request's input has changed, or another run began the output; the part then stays.
+    """
     check_unchanged(request, f"Remove {part.name} and run the command again")
     check_own(output, request)
     part.become(path_of(output))
 
 
 def check_own(output: str | os.PathLike, request: dict[str, Any]) -> None:
-    """Raises ValueError if another request began this output in a bucket, which has no lock before the first piece."""
+    """Raises ValueError unless OUTPUT.info.json holds `request`: in a bucket, another run may have begun the output."""
     if stored_request(output) != request:
         raise ValueError(f"{os.fspath(output)}: another run has begun to write it. Name another file")
 
 
 def check_unchanged(request: dict[str, Any], remedy: str) -> None:
-    """Raises ValueError, ending in `remedy`, if the request's input file has changed since the request was made."""
+    """Raises ValueError, ending in `remedy`, if the request's `input` (if any) changed; FileNotFoundError if absent."""
     now = input_of(request["input"]) if "input" in request else {}
     if now != {key: request.get(key) for key in now}:
         raise ValueError(f"{request['input']}: changed while it was read. {remedy}")
@@ -91,14 +94,14 @@ def check_unchanged(request: dict[str, Any], remedy: str) -> None:
 
 @contextlib.contextmanager
 def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) -> Iterator[Growing | None]:
-    """Opens `OUTPUT.part` for reading and appending, and yields it; yields None if `output` is finished.
+    """Yields `OUTPUT.part`, open at its end for reading and appending, and locked; None if `output` is finished.
 
-    The caller must pass it to `finish` when complete. An empty part is removed, with its request. `more` are further
-    files of the same request, which are deleted once it is finished.
+    The caller must pass it to `finish` when complete. After an error, the lines written so far stay (in a bucket, if
+    flushed); an empty part is removed, with its request. `request` is a JSON object, stored in OUTPUT.info.json, whose
+    `input`, if any, names the input. `more` are further files of it, which a call deletes once `output` is finished.
 
-    Raises:
-      ValueError: the existing file is the input, of another request or a newer jprm, or is being written by another
-        process. No file is changed.
+    Raises ValueError, without changing a file, if the existing file is the input, of another request or a newer jprm,
+    or is being written by another process.
     """
     output = path_of(output)
     part, info = (output.with_name(output.name + end) for end in (".part", ".info.json"))
@@ -128,7 +131,7 @@ def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) 
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns the names of entries differing between two requests, nested as `PART.NAME`; [] if they are equal."""
+    """Returns the names of entries that differ in two requests, nested as `PART.NAME`; an absent one equals None."""
     names = []
     for name in {**now, **before}:
         old, new = before.get(name), now.get(name)
@@ -163,27 +166,28 @@ def stored_request(output: str | os.PathLike) -> dict[str, Any]:
 
 
 def check_version(version: Any, known: int, path: str | os.PathLike) -> None:
-    """Raises ValueError if a file's version is newer than `known`, or is not a number."""
+    """Raises ValueError if a file's version is newer than `known`, or is no integer from 1."""
     if type(version) is not int or not 0 < version <= known:
         raise ValueError(f"{os.fspath(path)}: has version {version!r}, but this jprm reads up to {known}: upgrade jprm")
 
 
 def atomic_file(path: str | os.PathLike) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """Opens a binary file for writing. It is renamed to `path` if the block succeeds, else removed.
+    """Opens `PATH.partial` for binary writing, in a `with`; renamed to `path` if the block succeeds, else removed.
 
-    Takes no lock, because small run files are written on network file systems, where the lock of a dead host may stay.
+    Makes the folder. Raises ValueError if `path` is a link or folder. Takes no lock, because small run files are
+    written on network file systems, where the lock of a dead host may stay.
     """
     return path_of(path).replacing()
 
 
 def atomic_write(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes a file atomically, text as UTF-8."""
+    """Writes a file by `atomic_file`, text as UTF-8."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def write_json(path: str | os.PathLike, obj: Any) -> None:
-    """Writes `obj` as indented JSON, atomically, and makes its folder. Raises ValueError for NaN and infinity."""
+    """Writes `obj` as indented JSON by `atomic_file`. Raises ValueError for NaN and infinity, TypeError if no JSON."""
     atomic_write(path, json.dumps(obj, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
@@ -211,14 +215,14 @@ def digest(value: Any) -> str:
 
 
 def code_of(value: Any) -> dict[str, str]:
-    """Returns digests, by path, of the .py files of a value's parts: a user's or library's, not jprm's or Python's."""
+    """Returns {absolute path: 16 hex digits} of the .py files of a value's parts: a user's or library's, not jprm's."""
     walk = _Walk()
     walk.as_json(value)
     return dict(sorted(walk.files.items()))
 
 
 def text_of_module(module: types.ModuleType) -> str | None:
-    """Returns a module's source text; None without a .py file."""
+    """Returns a module's source text, as executed if by `jprm.options.run`; None without a .py file."""
     text = vars(module).get("__text__")  # of `jprm.options.run`: what ran, not what is there now
     if text is not None:
         return text
@@ -280,12 +284,8 @@ class _Walk:
             return [self._named(type(value)), self.as_json(fields)]
         if hasattr(value, "encode") and hasattr(value, "token_id"):
             return self._named(type(value))
-        cached = functools.cached_property
-        kept = {
-            k: v
-            for k, v in getattr(value, "__dict__", {}).items()
-            if not isinstance(getattr(type(value), k, 0), cached)
-        }
+        cached, own = functools.cached_property, getattr(value, "__dict__", {})
+        kept = {k: v for k, v in own.items() if not isinstance(getattr(type(value), k, 0), cached)}
         return [self._named(type(value)), self.as_json(kept)]
 
     def _named(self, part: Any) -> Any:
@@ -380,7 +380,7 @@ class Bar(Progress):
             print(self.line(), flush=True)
 
     def add(self, count: float = 1, note: str | None = None) -> None:
-        """Counts `count` more, and replaces the note unless it is None."""
+        """Counts `count` more and redraws, with the `note` unless it is None."""
         self.update(self._task, advance=count, description=note)
 
     def follow(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -390,7 +390,7 @@ class Bar(Progress):
             self.add()
 
     def line(self) -> str:
-        """Returns e.g. `sampling pools.jsonl: 16 of 24, 9 min left, 31.2 tokens a second`."""
+        """Returns e.g. `sampling pools.jsonl: 16 of 24, 9 min left, 31.2 tokens a second`, without unknown parts."""
         task = self.tasks[0]
         done, total, now = int(task.completed), task.total, int(task.completed) - self._before
         said = f"{task.fields['what']}: {done:,}" + ("" if total is None else f" of {int(total):,}")
@@ -405,7 +405,7 @@ class Bar(Progress):
 
 
 def in_words(seconds: float) -> str:
-    """Writes seconds in the first unit with a value below 99, e.g. 540 as `9 min`."""
+    """Writes seconds in the first unit (s, min, h, days) with a value below 99, rounded, e.g. 540 as `9 min`."""
     times = ((1, "s"), (60, "min"), (3600, "h"), (86400, "days"))
     size, unit = next((row for row in times if seconds < 99 * row[0]), times[-1])
     return f"{seconds / size:.0f} {unit}"

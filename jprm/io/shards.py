@@ -57,7 +57,7 @@ class Shard:
             raise ValueError(f"shard {self.index}/{self.count}: the first is 0, the last {self.count - 1}")
 
     def part_of(self, path: str | os.PathLike) -> Place:
-        """Returns the shard's own file name, e.g. `OUT.00003-of-00016`."""
+        """Returns the shard's own file name beside `path`, e.g. `OUT.00003-of-00016`."""
         path = path_of(path)
         return path.with_name(f"{path.name}.{self.index:05d}-of-{self.count:05d}")
 
@@ -66,7 +66,7 @@ class Shard:
 
 
 def problem_of(line: bytes) -> bytes:
-    """Returns bytes that identify a record's problem: its text, a chat's first messages, or else the whole line."""
+    """Returns bytes of a record's problem: its `problem`, a chat's first 2 prompt messages (JSON), or else the line."""
     try:
         record = parse(line, "")
     except RecordError:
@@ -75,29 +75,24 @@ def problem_of(line: bytes) -> bytes:
         if isinstance(problem := record.get("problem"), str):
             return problem.encode()
         if isinstance(messages := record.get("messages"), list):
-            return json.dumps([message for message in messages if not _written(message)][:2], sort_keys=True).encode()
+            role = lambda message: message.get("role") if isinstance(message, Mapping) else None  # noqa: E731
+            prompt = [message for message in messages if role(message) not in ("assistant", "tool")]
+            return json.dumps(prompt[:2], sort_keys=True).encode()
     return line.strip()
 
 
-def _written(message: Any) -> bool:
-    """Returns whether a policy wrote the message, which is then not part of the problem."""
-    return isinstance(message, Mapping) and message.get("role") in ("assistant", "tool")
-
-
 def divided(lines: Iterable[bytes], count: int, unit: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (index, lines) per block of `unit` lines, in order; a hash of its first problem gives the index."""
+    """Yields (shard, lines) per block of `unit` lines, in order; its first problem's hash, modulo `count`, gives it."""
     lines = iter(lines)
     while block := list(itertools.islice(lines, unit)):
         yield int.from_bytes(hashlib.sha256(problem_of(block[0])).digest()[:8], "big") % count, block
 
 
 def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any], output: Place, unit: int = 1) -> Place:
-    """Writes the shard's records beside its output, once; returns the file, which may be empty.
+    """Writes the shard's lines to `OUTPUT.input`, unless it is finished; returns this file, which may be empty.
 
     `source` is `jprm.io.outputs.input_of` the whole input, `lines` its lines; blocks of `unit` lines stay together.
-
-    Raises:
-      ValueError: a file of another input or unit exists.
+    `output` is the shard's (`part_of`). Raises ValueError if the file is of another input or unit, or in use.
     """
     part, request = _beside(output, ".input"), {**source, "unit": unit}
     with continued(part, request) as file:
@@ -113,7 +108,11 @@ def write_input(shard: Shard, lines: Iterable[bytes], source: Mapping[str, Any],
 def write_manifest(
     shard: Shard, output: Place, settings: Mapping[str, Any], counts: Mapping[str, Any], **cost: Any
 ) -> None:
-    """Writes a finished shard's manifest; `settings` are dependencies beside the request, `cost` e.g. `seconds=3.2`."""
+    """Writes a finished shard's `OUTPUT.manifest.json`, atomically, after `write_input`.
+
+    `settings` are dependencies beside the request, `counts` numbers to sum, `cost` e.g. `seconds=3.2, devices="H100"`.
+    Raises FileNotFoundError if `output` is absent.
+    """
     source = stored_request(_beside(output, ".input"))
     content = {
         "version": MANIFEST_VERSION, "shard": shard.index, "shards": shard.count, "unit": source.pop("unit"),
@@ -146,20 +145,21 @@ def merge(
     lines: Callable[[Place], Iterator[bytes]] | None = None,
     input: str | os.PathLike | None = None,
 ) -> Merged:
-    """Joins all shards' outputs into one file, in the divided input's order.
+    """Joins all shards' outputs into one file, in the divided input's order; blocks until it is whole.
 
-    Has an undivided run's request, so the command without `--shard` accepts it; OUT.rejects and a manifest beside it.
+    Has an undivided run's request, so the command without `--shard` accepts it; OUT.rejects and OUT.manifest.json are
+    written beside it. If it is merged already, only the manifest is written again.
 
     Args:
       paths: outputs of the shards; other files that match `OUT.*` are ignored.
       output: file to write. Default: the name without e.g. `.00003-of-00016`.
       lines: reads the divided input, given its path in the request. Default: `lines_of`.
-      input: the divided input, as the caller knows it. Without it, the manifests' path must be on this machine or in
-        the shards' bucket.
+      input: the divided input. Without it, the manifests' path must be on this machine or in the shards' bucket.
 
     Raises:
       ValueError: shards are missing, unfinished, duplicated, or of different requests or inputs; or a result does not
         belong to the input. No file is written.
+      FileNotFoundError: the divided input is gone.
     """
     stem, paths = _complete(paths)
     output = path_of(output) if output is not None else stem
@@ -244,7 +244,7 @@ class _Results:
 
 
 def lines_of(path: Place) -> Iterator[bytes]:
-    """Yields the non-blank lines, each with one line end."""
+    """Yields the non-blank lines, each ending in one newline. Raises as `read_lines`."""
     return (line.rstrip(b"\r\n") + b"\n" for _, line in read_lines(path))
 
 

@@ -32,7 +32,6 @@ EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 AT_ONCE = 8
 """Concurrent uploads or downloads."""
 
-
 HUB = "hf://"
 """Address prefix of a model on the Hugging Face Hub, which `jprm.options.place_of` downloads."""
 
@@ -41,7 +40,7 @@ Given = str | os.PathLike
 
 
 def path_of(path: Given) -> Place:
-    """Returns a `Remote` for an address with ://, else a `Local`. Raises ValueError for hf:// or a `..` in one."""
+    """Returns a `Remote` for an address with ://, else a `Local`; unchecked. Raises ValueError for hf:// or `..`."""
     return Remote(os.fspath(path)) if is_remote(path) else Local(path)
 
 
@@ -53,12 +52,11 @@ def is_remote(path: str | os.PathLike) -> bool:
 REPORT = "report.json"
 """Marks a folder as prepared (`jprm prepare`); written last."""
 
-
 PREPARE = "Make a folder with `jprm prepare NAME --input FILE --output DIR`."
 
 
 def records_file(path: str | os.PathLike) -> Place:
-    """Returns the file that changes whenever the records do: for a prepared folder, its report.
+    """Returns the file that changes whenever the records do: a prepared folder's report, else `path` itself.
 
     Raises FileNotFoundError for a folder without a report.
     """
@@ -83,7 +81,10 @@ def named_in(file: str | os.PathLike, name: str) -> Place:
 
 
 def mark_own(file: Given) -> None:
-    """Records that this user wrote the file with its present content: its names count as `Given` on this machine."""
+    """Records in ~/.cache/jprm/own, if writable, that this user wrote the file with its present content.
+
+    Its names count as `Given` on this machine. Raises FileNotFoundError.
+    """
     mark = _mark(path_of(file))
     with contextlib.suppress(OSError):  # a home that cannot be written
         mark.parent.mkdir(parents=True, exist_ok=True)
@@ -106,13 +107,11 @@ class Found:
 
     @property
     def written_here(self) -> bool:
-        """Whether this user's jprm wrote the file, with this content, on this machine (`mark_own`)."""
+        """Whether this user marked the file's content on this machine (`mark_own`). Raises FileNotFoundError."""
         return _mark(self.file).exists()
 
     def trusted(self, done: str) -> str:
-        """Returns the name as if the user gave it, if the file is the user's own; else raises. `done`: e.g.
-        "downloaded".
-        """
+        """Returns the name if the file is the user's own; else raises ValueError, naming the act `done` ("read")."""
         if not self.written_here:
             raise ValueError(
                 f"{self.file}: {self.field} is {self.text!r}, and nothing is {done} because a file says so that your"
@@ -121,8 +120,10 @@ class Found:
         return self.text
 
     def data(self) -> Place:
-        """Returns a place to read weights or records from. A stranger's file may only lead to this machine or its own
-        bucket; other reads would identify the user to its author, with the user's credentials.
+        """Returns a place to read weights or records from; a relative path starts at the current folder.
+
+        Raises ValueError if a stranger's file leads elsewhere than to this machine or its own bucket: such a read would
+        identify the user to its author, with the user's credentials.
         """
         bucket, of_file = (os.fspath(path).split("/")[:3] for path in (self.text, self.file))
         elsewhere = is_remote(self.text) and bucket != of_file
@@ -130,7 +131,10 @@ class Found:
 
 
 class Local(pathlib.PosixPath):
-    """A local file or folder: a `pathlib.Path` with the additional methods of `Remote`."""
+    """A local file or folder: a `pathlib.Path` with the additional methods of `Remote`.
+
+    Methods that read it raise FileNotFoundError if it is absent; those that list return [].
+    """
 
     here: Literal[True] = True  # local: read in place, renamed when complete, lockable
 
@@ -144,7 +148,7 @@ class Local(pathlib.PosixPath):
         return [self] if self.is_file() else sorted(file for file in self.rglob("*") if file.is_file())
 
     def folders_with(self, name: str) -> list[Local]:
-        """Returns the outermost folders below this one that contain a file `name`, sorted."""
+        """Returns the outermost folders below this one (not itself) that contain a file `name`, sorted."""
         folders = []
         for folder, within, files in os.walk(self):
             within.sort()
@@ -154,21 +158,21 @@ class Local(pathlib.PosixPath):
         return sorted(folders)
 
     def stamp(self) -> dict[str, Any]:
-        """Returns size, times and inode, which change with the content. A copy has another stamp."""
+        """Returns `bytes`, `modified`, `changed` (ns) and `file` (inode): they change with content. A copy differs."""
         about = os.stat(self)
         times = {"modified": about.st_mtime_ns, "changed": about.st_ctime_ns}  # a program can set the first of them
         return {"bytes": about.st_size, **times, "file": about.st_ino}
 
     def checksum(self) -> dict[str, Any]:
-        """Returns {"sha256": digits}."""
+        """Returns {"sha256": 64 hex digits}."""
         return {"sha256": sha256_of(self)}
 
     def contents(self) -> list[Any]:
-        """Returns [relative path, SHA-256] of the file, or of all files below the folder."""
+        """Returns [relative path, SHA-256] of files below the folder, sorted; of a file itself, [[".", SHA-256]]."""
         return [[str(file.relative_to(self)), sha256_of(file)] for file in self.files()]
 
     def modified(self) -> float:
-        """Returns the modification time in seconds since 1970. Raises FileNotFoundError."""
+        """Returns the modification time in seconds since 1970."""
         return self.stat().st_mtime
 
     def holds_bytes(self) -> bool:
@@ -176,12 +180,12 @@ class Local(pathlib.PosixPath):
         return self.exists() and self.stat().st_size > 0
 
     def check_readable(self) -> None:
-        """Raises FileNotFoundError, or ValueError for a pipe or device, which could block forever."""
+        """Raises ValueError for a pipe or device, which could block forever; a folder passes."""
         if not stat.S_ISREG(mode := os.stat(self).st_mode) and not stat.S_ISDIR(mode):
             raise ValueError(f"{self}: is not a file on disk, and it is read twice. Write it to a file first")
 
     def check_replaceable(self) -> None:
-        """Raises ValueError for a symbolic link, a device, a pipe or a folder."""
+        """Raises ValueError for a symbolic link, a device, a pipe or a folder; an absent file passes."""
         if os.path.lexists(self) and not stat.S_ISREG(mode := os.lstat(self).st_mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
             kind = "a symbolic link" if stat.S_ISLNK(mode) else kind
@@ -194,7 +198,7 @@ class Local(pathlib.PosixPath):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
-        """Opens the file for reading. Raises ValueError for a pipe, or if the file changed before the block ended."""
+        """Opens the file for binary reading. Raises ValueError for a pipe, or if it changed before the block ended."""
         self.check_readable()
         with self.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -204,7 +208,10 @@ class Local(pathlib.PosixPath):
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
-        """Opens a temporary file for writing, which replaces this one if the block succeeds, else is removed."""
+        """Opens `PATH.partial` (and makes its folder) for binary writing; renamed to this file if the block succeeds.
+
+        After an error it is removed. Raises ValueError if either is a link, device or folder.
+        """
         partial = Local(partial_of(self))
         partial.parent.mkdir(parents=True, exist_ok=True)
         self.check_replaceable()
@@ -219,11 +226,9 @@ class Local(pathlib.PosixPath):
 
     @contextlib.contextmanager
     def growing(self, request: str = "") -> Iterator[Growing]:
-        """Opens the file for reading and appending, locked against other processes. `request` is ignored here.
+        """Opens the file (made if absent) for binary reading and appending, locked against other processes.
 
-        Raises:
-          ValueError: another process has it open, or it is not a file.
-          OSError: system errors, with the file's name.
+        Raises ValueError if another process has it open, or it is no file. `request` is ignored here.
         """
         del request
         self.check_replaceable()
@@ -233,18 +238,18 @@ class Local(pathlib.PosixPath):
             yield Growing(file, self)
 
     def append(self, line: bytes) -> bool:
-        """Appends immediately; returns True, as local files can grow."""
+        """Appends immediately to the file, made if absent; returns True, as local files can grow."""
         with self.open("ab") as file:
             file.write(line)
         return True
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[str]:
-        """Yields the path of a local folder whose files belong to this one after the block."""
+        """Yields this folder's path, to be filled in place by the block; the block must create it."""
         yield str(self)
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Locks the name against other processes that write it whole."""
+        """Locks the name against other processes that write it whole; raises ValueError as `only_run`."""
         return only_run(self)
 
     def discard(self) -> None:
@@ -252,9 +257,10 @@ class Local(pathlib.PosixPath):
 
 
 class Remote(os.PathLike):
-    """An object in a bucket, or a common prefix of objects as a folder.
+    """An object in a bucket, or a common prefix of objects as a folder. Methods wait for the store.
 
-    Raises ValueError for `.` or `..` in the address; OSError if the store is unreachable or refuses access.
+    Raises ValueError for hf://, `.` or `..` in the address. Methods raise FileNotFoundError if an object to read is
+    absent, OSError if the store is unreachable, refuses access or needs a package that is not installed.
     """
 
     here: Literal[False] = False
@@ -342,13 +348,13 @@ class Remote(os.PathLike):
         return [self] if self.is_file() else []
 
     def names(self) -> list[str]:
-        """Returns the names of the folder's direct objects, sorted."""
+        """Returns the names of the folder's direct objects, sorted; [] if it is absent."""
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
             return sorted(name.rpartition("/")[2] for name in store.find(place, maxdepth=1) if name != place)
         return []
 
     def folders_with(self, name: str) -> list[Remote]:
-        """Returns the outermost folders below this one that contain an object `name`, sorted."""
+        """Returns the outermost folders below this one (not itself) that contain an object `name`, sorted."""
         folders: list[Remote] = []
         for folder in sorted({file.parent.url for file in self.files() if file.name == name and file.parent != self}):
             if not any(folder.startswith(f"{outer.url}/") for outer in folders):
@@ -356,7 +362,7 @@ class Remote(os.PathLike):
         return folders
 
     def stamp(self) -> dict[str, Any]:
-        """Returns size and version metadata. Raises FileNotFoundError."""
+        """Returns {"bytes": size, "modified": text, e.g. the store's generation, ETag or time; "" if it has none}."""
         with _store(self) as (store, place):
             about = store.info(place)
         changes = (about.get(key) for key in ("generation", "ETag", "etag", "LastModified", "mtime", "created"))
@@ -365,11 +371,11 @@ class Remote(os.PathLike):
     checksum = stamp
 
     def contents(self) -> list[Any]:
-        """Returns the metadata of the object, or of all objects below the folder."""
+        """Returns [`stamp`] of the object, or of all objects below the folder, sorted by name."""
         return [file.stamp() for file in self.files()]
 
     def check_readable(self) -> None:
-        """Raises FileNotFoundError."""
+        """Raises FileNotFoundError if it is absent."""
         self.stamp()
 
     def check_replaceable(self) -> None:
@@ -383,7 +389,7 @@ class Remote(os.PathLike):
         return self.exists()
 
     def modified(self) -> float:
-        """Returns the modification time in seconds since 1970. Raises FileNotFoundError."""
+        """Returns the modification time in seconds since 1970."""
         with _store(self) as (store, place):
             return store.modified(place).timestamp()
 
@@ -396,7 +402,7 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[IO[bytes]]:
-        """Opens the object for reading, block by block. Raises ValueError if it changed before the block ended."""
+        """Opens the object for binary reading, by blocks. Raises ValueError if it changed before the block ended."""
         before = self.stamp()
         with _store(self) as (store, place):
             opened = store.open(place, "rb")
@@ -406,7 +412,7 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def replacing(self) -> Iterator[IO[bytes]]:
-        """Opens a temporary file for writing, which is uploaded if the block succeeds."""
+        """Opens a temporary file for binary writing, which is uploaded if the block succeeds."""
         with tempfile.NamedTemporaryFile() as file:
             yield cast(IO[bytes], file)
             file.flush()
@@ -414,7 +420,7 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def growing(self, request: str = "") -> Iterator[Growing]:
-        """Opens the pieces of a growing file. Pieces of another `request` are separate."""
+        """Opens the pieces of a growing file (`Appended`), at its end. Pieces of another `request` are separate."""
         with Appended(self / request if request else self) as file:
             yield file
 
@@ -424,7 +430,7 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def filling(self) -> Iterator[str]:
-        """Yields a temporary folder, whose files are uploaded after the block."""
+        """Yields a temporary folder, whose files are uploaded if the block succeeds."""
         with tempfile.TemporaryDirectory() as folder:
             yield folder
             self.upload_folder(folder)
@@ -434,7 +440,7 @@ class Remote(os.PathLike):
         return contextlib.nullcontext()
 
     def discard(self) -> None:
-        """Removes the pieces of a growing file."""
+        """Removes the pieces of a growing file, if any, of every request."""
         self.remove_folder()
 
     def write_bytes(self, content: bytes, *, new: bool = False) -> None:
@@ -448,7 +454,7 @@ class Remote(os.PathLike):
             store.put_file(os.fspath(file), place)
 
     def upload_folder(self, folder: str | os.PathLike, last: str = "") -> None:
-        """Uploads all files below a local folder, several at once, and the file `last` after all others."""
+        """Uploads all files below a local folder, several at once, and the file `last`, if there, after all others."""
         paths = (path for path in pathlib.Path(folder).rglob("*") if path.is_file())
         names = [path.relative_to(folder).as_posix() for path in paths]
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -458,7 +464,7 @@ class Remote(os.PathLike):
             (self / last).upload(pathlib.Path(folder) / last)
 
     def download_folder(self, folder: str | os.PathLike) -> None:
-        """Downloads all objects below this folder into a local one, several at once."""
+        """Downloads all objects below this folder, if any, into a local one, made if absent; several at once."""
 
         def fetch(file: Remote) -> None:
             target = pathlib.Path(folder) / file.url.removeprefix(f"{self.url}/")
@@ -469,13 +475,13 @@ class Remote(os.PathLike):
             list(pool.map(fetch, self.files()))
 
     def remove_folder(self, first: str = "") -> None:
-        """Deletes all objects below this folder, the one named `first` before all others."""
+        """Deletes all objects below this folder, or of its name, if any; the one named `first` before all others."""
         (self / first).unlink(missing_ok=True)
         with _store(self) as (store, place), contextlib.suppress(FileNotFoundError):
             store.rm(place, recursive=True)
 
     def download(self, file: str | os.PathLike) -> None:
-        """Downloads the object to a local file. Raises OSError if it is incomplete."""
+        """Downloads the object to a local file, whose folder must exist. Raises OSError if it is incomplete."""
         with _store(self) as (store, place):
             store.get_file(place, os.fspath(file))
             whole = store.size(place)
@@ -529,7 +535,7 @@ class Growing:
         return iter(self._file)
 
     def become(self, output: Place) -> None:
-        """Renames the complete file to `output`."""
+        """Renames the complete file to `output`, on the same disk, replacing an existing file."""
         self._file.flush()
         os.replace(self.name, output)
 
@@ -580,7 +586,7 @@ class Appended(Growing):
             self._uploaded += len(content)
 
     def truncate(self, size: int) -> int:
-        """Truncates the file and its pieces, from the end, so that a kill leaves a valid beginning."""
+        """Truncates to `size` bytes and returns it; pieces go from the end, so that a kill leaves a valid beginning."""
         for name in reversed(self.remote.names()):
             start = int(name) if name.isdecimal() else -1
             if start >= size:
@@ -592,7 +598,7 @@ class Appended(Growing):
         return self._file.truncate(size)
 
     def become(self, output: Place) -> None:
-        """Writes the whole file as one object, then removes the pieces."""
+        """Writes the whole file as one object, replacing an existing one, then removes the pieces."""
         with output.replacing() as whole:
             self._file.seek(0)
             shutil.copyfileobj(self._file, whole, 1 << 20)
@@ -609,16 +615,15 @@ class Appended(Growing):
 
 
 def partial_of(path: str | os.PathLike) -> str:
-    """Returns the temporary name of an incomplete file."""
+    """Returns the temporary name of an incomplete file, `PATH.partial`."""
     return f"{os.fspath(path)}.partial"
 
 
 @contextlib.contextmanager
 def only_run(path: str | os.PathLike) -> Iterator[None]:
-    """Locks a path, which need not exist, against other processes during the block, by `PATH.lock`.
+    """Locks a path, which need not exist, against other processes during the block, by `PATH.lock`, removed at the end.
 
-    Raises:
-      ValueError: another process has locked it.
+    Raises ValueError at once if another process has locked it. Makes the folder.
     """
     lock = Local(f"{os.fspath(path)}.lock")
     with lock.growing():
@@ -631,7 +636,7 @@ def only_run(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named(path: str | os.PathLike) -> Iterator[None]:
-    """Adds the file's name to disk-full errors, which the system omits."""
+    """Adds the file's name to OSErrors of a full or failing disk, which the system omits; all errors pass."""
     try:
         yield
     except OSError as error:
