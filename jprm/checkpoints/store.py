@@ -173,7 +173,7 @@ def load_params(
     """Restores {"decoder", "head"} of the newest checkpoint onto the mesh, LoRA unmerged; returns it and the step.
 
     Missing parameters that match the regular expression `new` are omitted. A reread base (`Experiment.rereads`) is in
-    the run's storage type if `stored`, else float32. Raises ValueError as `run_of`, or for others missing or a new base.
+    the run's storage type if `stored`, else float32. Raises ValueError as `run_of`, for others missing or a new base.
     """
 
     def init(key: jax.Array) -> dict:
