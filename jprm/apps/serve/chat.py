@@ -91,8 +91,9 @@ async def chat(request: Request) -> Response:
     `accepted`, `threshold`, `error_rate` and `confidence`. If the search abstains, `content` is null and `refusal` has
     the reason. With `stream`, the answer is a stream of server-sent events; errors after its start are events too.
 
-    Raises Refusal: 400 for an invalid or unsupported request, 413 if it is too large, 503 if the server is loading or
-    busy, 502 if the policy fails or writes no step, 504 if it is late; RecordError for invalid messages.
+    Raises Refusal: 400 for an invalid or unsupported request or without a policy, 404 for an unknown model, 413 if it
+    is too large, 503 if the server is loading or busy, 502 if the policy fails or writes no step, 504 if it is late,
+    and as `json_of`; RecordError for invalid messages.
     """
     body = await json_of(request)
     server = server_of(request)

@@ -108,7 +108,8 @@ async def get_reward(request: Request) -> Response:
     `extra_logs` has `lowest_step` (the lowest step score) and `steps` (their number) of each query. A blank response
     gets 0, or the lowest reward if that is negative, and 0 steps.
 
-    Raises Refusal (400) if `query` and `prompts` do not match the view or each other, and like `Call`'s methods.
+    Raises Refusal: 400 if `query` and `prompts` do not match the view or each other, 404 for an unknown model, 413, 503
+    or 504 for too much work, 502 if a judge gave no score, and as `json_of`; RecordError for a malformed response.
     """
     asked = read_request(QueriesRequest, await json_of(request))
     call, view, queries, prompts = (

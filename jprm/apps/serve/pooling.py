@@ -84,8 +84,8 @@ async def pooling(request: Request) -> Response:
     `encoding_format` base64, the text of the same as little-endian float32. The answer also has `id`, `object`
     ("list"), `created`, `model` and `usage`.
 
-    Raises Refusal: 400 for unknown or refused fields, a model without logits, an invalid or too long chain; 413, 503 or
-    504 for too much work.
+    Raises Refusal: 400 for unknown or refused fields, a model without logits, an invalid or too long chain; 404 for an
+    unknown model, 413, 503 or 504 for too much work, and as `json_of`.
     """
     asked = await _read(request, PoolingRequest)
     engine, chains, outputs = await _outputs(request, asked, _places)

@@ -111,12 +111,13 @@ class RewardsRequest(RequestFields):
 async def rewards(request: Request) -> Response:
     """Answers `POST /v1/rewards`: `samples`, `credit`, `rule`, `model`, `usage`.
 
-    A sample has `steps`, its `score` (null if blank), and `text` unless it is a trajectory. A step has `span`, `turn`,
-    `score`; with tokens `token`, with further outputs `outputs`, with a credit `reward`. With a credit, a sample also
-    has `tail_reward`, and with tokens `token_rewards`.
+    A sample has `steps`, its `score` (null if blank), and `text` unless it is a trajectory. A step has `span` ([start,
+    end) in the text), `turn`, `score`; with tokens `token`, with further outputs `outputs`, with a credit `reward`.
+    With a credit, a sample also has `tail_reward`, and with tokens `token_rewards`. `credit` has the credit's name and
+    options, or is null.
 
-    Raises Refusal: 400 for an invalid sample, credit or tokenizer, 413, 503 or 504 for too much work; RecordError for a
-    malformed sample.
+    Raises Refusal: 400 for an invalid sample, credit or tokenizer, 404 for an unknown model, 413, 503 or 504 for too
+    much work, and as `json_of`; RecordError for a malformed sample.
     """
     asked = read_request(RewardsRequest, await json_of(request))
     call, view, sent = Call(request, asked.model, asked.rule), request.app.state.view, asked.samples

@@ -81,8 +81,8 @@ async def score(request: Request) -> Response:
     answer is byte-identical to `jprm score`, which packs them in chunks of 64; so they share no row with other
     requests. With `stream`, a judge's answer is a stream of events (`jprm.apps.serve.judges.stream`).
 
-    Raises Refusal: 400 or 404 for an invalid request, 413 for a too large one, 503 or 504 if it waits too long, 502 if
-    a judge's policy fails; RecordError for a bad record.
+    Raises Refusal: 400 for an invalid request, 404 for an unknown model, 413 for a too large request, 503 or 504 if it
+    waits too long, 502 if a judge's policy fails, and as `json_of`; RecordError for a bad record.
     """
     if kind_of_body(request) == LINES:
         return await _lines(request)

@@ -195,7 +195,7 @@ class World:
     def close(self, episodes: Sequence[Episode] = ()) -> None:
         """Frees these episodes' live states by the environment's `close`, if it has one, whose errors pass through.
 
-        An episode may be closed twice. It can be stepped from only by a replay then.
+        An episode may be closed twice. A later step from it replays it, unless it has a snapshot.
         """
         if self.environment.close is not None:
             for episode in episodes:
