@@ -142,8 +142,8 @@ class PRM:
     def token_logits(self, ids: Sequence[int], places: Sequence[int]) -> Float[np.ndarray, "P C"]:
         """Returns the head's logits at the P token indices `places` of the chain `ids`, (P, C) float32.
 
-        Checks neither `places` nor finiteness. Raises ValueError for an implicit PRM, a model with a step layer, and
-        invalid, missing or too many ids; MemoryError if a device cannot hold the row.
+        They may be non-finite. Raises ValueError for an implicit PRM, a model with a step layer, places outside the
+        chain, and invalid, missing or too many ids; MemoryError if a device cannot hold the row.
         """
         self._check_logits()
         if self.config.steps:
@@ -151,6 +151,8 @@ class PRM:
         self.check_length(len(ids), "token ids")
         if not ids or not 0 <= min(ids) <= max(ids) < self.config.vocab_size:
             raise ValueError(f"token ids: give at least one, each from 0 to {self.config.vocab_size - 1:,}")
+        if not all(0 <= place < len(ids) for place in places):
+            raise ValueError(f"places: give indices of the token ids, each from 0 to {len(ids) - 1:,}")
         rows = empty_rows(1, size := padded_size(len(ids), SHORTEST), size // 2)
         rows.tokens[0, : len(ids)], rows.position[0, : len(ids)] = ids, range(len(ids))
         rows.until[0, : len(ids)] = len(ids)

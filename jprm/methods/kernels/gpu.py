@@ -407,6 +407,7 @@ def find_blocks(
 
     Args:
       until_BS: a token is visible to queries before this index.
+      position_BS: its depth, to which windows refer.
       sizes: blocks of the forward and backward kernels; `sizes.tile` must divide S / parts.
       parts: devices that split each row's queries.
       windows: the model's window sizes, without 0; if given, layers with a window get tables of their own.

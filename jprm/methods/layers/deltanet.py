@@ -92,7 +92,7 @@ def bound(config: ModelConfig, tokens: int) -> int:
 
 
 def previous_of(until_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Returns the previous token on the path of each token, or -1."""
+    """Returns the index of the previous token on each token's path; -1 if it has none."""
     index_T = jnp.arange(until_BT.shape[1])
     before_BTS = (index_T < index_T[:, None]) & (until_BT[:, None, :] > index_T[:, None])
     return jnp.max(jnp.where(before_BTS, index_T, -1), axis=-1)

@@ -110,6 +110,12 @@ def test_several_labels_at_once_have_a_sigmoid_each(prm):  # noqa: F811
     running.close()
 
 
+@pytest.mark.parametrize("place", [-1, 3])
+def test_token_logits_refuses_a_place_outside_the_chain(prm, place):  # noqa: F811
+    with pytest.raises(ValueError, match="from 0 to 2"):
+        prm.token_logits([1, 2, 3], [0, place])
+
+
 def test_activation_is_softmax_or_the_sigmoid_of_one():
     np.testing.assert_allclose(activated(np.array([[0.0, np.log(3)]])), [[0.25, 0.75]])
     np.testing.assert_allclose(activated(np.array([[-np.log(3)]])), [[0.25]])
