@@ -115,8 +115,7 @@ FAST = {"cpu": "paths", "gpu": "gpu_kernel"}
 def suited(name: str) -> str:
     """Returns `name`, or the name of the fastest implementation here if it is for another backend.
 
-    On a GPU, `gpu_kernel` also replaces `blocked`, which published models and old runs name. Raises ValueError if the
-    name is unknown.
+    On a GPU, `gpu_kernel` also replaces `blocked`, which old runs name. Raises ValueError if `name` is unknown.
     """
     here = jax.default_backend()
     fast = FAST.get(here, "blocked") if here != "gpu" or ampere_or_later() else "blocked"

@@ -161,8 +161,7 @@ def put_rows(rows, mesh: Mesh, lead: int = 0) -> Any:
 
 def put(arrays, place: NamedSharding) -> Any:
     """Returns equal host arrays of all processes, put on the mesh as `place` shards them, each only its own parts.
-    (`jax.device_put` compares first.)
-    """
+    (`jax.device_put` compares first.)"""
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
 

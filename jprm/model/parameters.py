@@ -318,8 +318,7 @@ def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
     """Returns the FLOPs to update the `trained` paths ([]: to score) on all `rows` rows, each with `tokens` tokens and
-    `slots` steps, without adapters'.
-    """
+    `slots` steps, without adapters'."""
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
     first = next((i for i in groups if in_group[i]), len(model.layer_groups))

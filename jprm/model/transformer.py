@@ -501,8 +501,7 @@ def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
 
 def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, config: ModelConfig):
     """Returns rotated queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis. `growth_BT`
-    multiplies the queries (None: 1).
-    """
+    multiplies the queries (None: 1)."""
     if "qkv" in w:
         qkv_BTKXH = product(y_BTD, w["qkv"], config)
         q_BTKGH, k_BTKXH, v_BTKXH = jax.lax.split(qkv_BTKXH, (config.group, 1, 1), axis=qkv_BTKXH.ndim - 2)
@@ -541,8 +540,7 @@ def project_out(y_BTKGH, y_BTD, w: Mapping[str, Array], config: ModelConfig) -> 
 
 def attend(x_BTD: Float[Array, "B T D"], w: Mapping[str, Array], plan: Plan, settings, config: ModelConfig):
     """Returns the attention output, and {} as sums; `settings` has the layer's `window` and `turns`. On CPUs, B and T
-    are one axis, and queries, keys and values one product.
-    """
+    are one axis, and queries, keys and values one product."""
     implementation, (B, T) = attention.find(config.attention), x_BTD.shape[:2]
     w = {role: w[role] for role in ATTENTION_WEIGHTS if role in w}
     w = fused_qkv(w) if implementation.flat else gathered_weights(w, ATTENTION_WEIGHTS, config)
