@@ -154,7 +154,7 @@ async def _study(request: Request) -> Response:
 
 
 def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
-    """Returns the page's data for a task: the texts, and the annotator's own input.
+    """Returns the page's data for a task, as JSON data: the texts, and the annotator's own input.
 
     - `task`: its id. `problem`: a text. `steps`: the text of every node to rate; steps are 0-based indices into it.
     - `after`: lists of alternatives (steps), after the problem and after every step, in a random order per annotator,
@@ -165,6 +165,8 @@ def shown(tasks: Tasks, task: Task) -> dict[str, Any]:
     - `scores`: one per step, with two decimals; only if the task shows scores (`Tasks.anchored`).
     - `around`: the messages around each turn (`jprm.apps.web.around`), and `tools` (`tool_texts`); only for
       trajectories.
+
+    Raises ValueError if scores are shown and one is missing.
     """
     whole = tasks.study.trees[task.pool][task.index]
     tree, names = tasks.tree(task), (tasks.study.config.seed, "order", task.annotator, task.pool, task.index)

@@ -500,7 +500,7 @@ def settings(kind: type[Fields], words: Sequence[str], option: str) -> Fields:
         raise ValueError(f"--{option}: {error}") from None
 
 
-def with_settings(words: Sequence[str], *configs: Any) -> Any:
+def with_settings(words: Sequence[str], *configs: Any) -> list[Any]:
     """Returns a list of the configs, in order, with their `Hidden` fields changed by the words KEY=VALUE of `--set`.
 
     A key in several configs changes each. Raises ValueError if a word has another form, a key is no hidden field of any

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -471,7 +472,7 @@ def _ordered(sizes: str, permutation: str | None) -> np.ndarray:
     return ids.transpose([int(n) for n in permutation.split(",")]) if permutation else ids
 
 
-def totals(collectives: Collection[Collective]) -> list[dict]:
+def totals(collectives: Collection[Collective]) -> list[dict[str, Any]]:
     """Sums over collectives of equal kind, data and place.
 
     Returns JSON rows, chips of a slice first, layer loops first. A row has `kind`, `moves`, `network` and `in_layers`

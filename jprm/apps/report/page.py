@@ -121,7 +121,8 @@ def html(
     """Returns the page's HTML, from sections (id, heading, blocks) and SVG figures by name, for every `Figure` in them.
 
     `verdicts` has sentences as (kind, text) by model (`kind`). Folders of models below `home`, the page's own folder,
-    are named from there, e.g. `formal`.
+    are named from there, e.g. `formal`. Raises ValueError if the chains have NaN or an infinity, jinja2's
+    UndefinedError if a figure is missing.
     """
     several = len(page.models) > 1
     figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]
@@ -392,7 +393,9 @@ def is_run(folder: str | os.PathLike) -> bool:
     return (path_of(folder) / RESULT).is_file()
 
 
-def collect_runs(folders: Sequence[str | os.PathLike]) -> tuple[Page, list, list, First]:
+def collect_runs(
+    folders: Sequence[str | os.PathLike],
+) -> tuple[Page, list[tuple[str, str, list[Block]]], list[tuple[str, list[tuple[str, str]]]], First]:
     """Returns the page, its sections (id, heading, blocks), its verdicts, and the top of the page.
 
     A verdict is (run's name, [(kind, sentence)]); see `kind`. Raises ValueError if `jprm rl` did not write a folder, or

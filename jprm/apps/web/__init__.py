@@ -68,7 +68,10 @@ def text_of_file(file: str) -> str:
 
 
 def names_in(folder: str) -> list[str]:
-    """Returns the sorted names in a packaged folder, e.g. `jprm.apps.web:katex/fonts`."""
+    """Returns the sorted names in a packaged folder, e.g. `jprm.apps.web:katex/fonts`.
+
+    Raises FileNotFoundError if the package lacks it.
+    """
     package, name = folder.split(":")
     return sorted(file.name for file in resources.files(package).joinpath(name).iterdir())
 

@@ -252,7 +252,10 @@ _PRODUCT = re.compile(
 
 
 def unit_of(phrase: str) -> str | None:
-    """Returns the name of a unit, "" for another counted noun (e.g. "apples"), or None for other text."""
+    """Returns the name of a unit, "" for another counted noun (e.g. "apples"), or None for other text (e.g. "is less").
+
+    E.g. "m2" for "square metres", "mph" for "miles per hour", "usd" for "dollars".
+    """
     phrase = phrase.strip().rstrip(".")
     power = ""
     if m := _POWER.search(phrase):

@@ -50,7 +50,10 @@ def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
 
 @functools.lru_cache(maxsize=1 << 18)
 def label_of(step: str) -> int | None:
-    """Returns `check_arithmetic`'s label: 1 correct, 0 incorrect, None if undecided. Cached."""
+    """Returns `check_arithmetic`'s label: 1 correct, 0 incorrect, None if undecided. Cached.
+
+    A step that was late stays undecided for later calls. Raises OSError if the worker process does not start.
+    """
     return check_arithmetic(step).label
 
 

@@ -202,7 +202,10 @@ def judge_chains(
 def judge_chain(
     checker: CommandChecker, record: Mapping[str, Any], steps: Sequence[str], *, in_sandbox: bool = True
 ) -> ChainVerdict:
-    """Judges one chain, of a record and its steps' texts, like `judge_chains`; waits at most `checker.seconds`."""
+    """Judges one chain, of a record and its steps' texts, like `judge_chains`; waits at most `checker.seconds`.
+
+    Raises OSError if there is no sandbox, or the checker is absent or does not start in it.
+    """
     if (unsound := _unsound(checker, steps)) is not None:
         return unsound
     source, start_P = _source(checker, record, steps)

@@ -318,7 +318,7 @@ _CLONE_THREAD, _CLONE_NAMESPACES = 0x10000, 0x7E020000
 def rules(forks: bool = False) -> bytes:
     """Returns the system call filter as a BPF program, for `bwrap --seccomp`. Cached.
 
-    With `forks`, processes may fork; without, only start threads.
+    With `forks`, processes may fork; without, only start threads. Raises ImportError if `pyseccomp` is not installed.
     """
     import pyseccomp as seccomp
 

@@ -213,7 +213,8 @@ class TurnScorer(Rescorer):
         """Converts a search's record from steps to messages: a tree, in which the choice is a turn's node.
 
         Returns a new record. `search.chosen` and each node's `draws[i]["from"]` become node indices of the message
-        tree; `chosen` may be None.
+        tree; `chosen` may be None. Raises RecordError for a record that is no search result of turns, OSError and
+        KeyError as `WorldPolicy.opening`.
         """
         tree = tree_of(record)
         trajectory, turns = messages_of_steps(tree, self._policy.opening(tree.problem))

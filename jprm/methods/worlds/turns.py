@@ -349,8 +349,8 @@ def play(
     """Returns the rollouts `starts` (`begun`) after one more turn (`until="step"`) or at their ends, in order. Blocks.
 
     All unfinished rollouts advance together: each round samples one turn for each, then the environment answers all at
-    once. Finished rollouts are returned unchanged; a lost episode has `episode.error`. Values of `stream` give
-    independent samples.
+    once. Finished rollouts are returned unchanged; a failed or lost episode raises no error, but has `episode.error`. A
+    rollout that reaches a limit is `cut`. Values of `stream` give independent samples.
     """
     played = list(starts)
     while True:
