@@ -104,7 +104,7 @@ def among(processes: Sequence[int]) -> Iterator[None]:
 
 
 def members() -> tuple[int, ...]:
-    """Returns the group's process indices, its first first: by default the whole run's, from 0."""
+    """Returns the group's process indices, in its order: by default all of the run, from 0."""
     return tuple(range(jax.process_count())) if _group is None else _group
 
 

@@ -31,7 +31,7 @@ def model_config(path: Given | Found, **changes) -> ModelConfig:
     """Returns a base's config with `changes`, fields by name (e.g. layers=4); the head is the default unless changed.
 
     Reads no weights, but downloads a Hub model whole. Raises FileNotFoundError or ValueError if there is no model, or
-    jprm cannot compute it; OSError as `place_of`.
+    jprm cannot compute it; TypeError for an unknown field; OSError as `place_of`.
     """
     module, place = _opened(path)
     if module is None:
@@ -74,7 +74,7 @@ def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float
     the regular expression `new` are omitted. For a run, loads the newest checkpoint with LoRA merged.
 
     Raises ValueError if a missing parameter does not match `new`, `new` matches no missing one, `config` differs from
-    the model's, or the weights are damaged; FileNotFoundError if there is no model; OSError as `place_of`.
+    the model's (fewer layers may do), or weights are damaged; FileNotFoundError without model; OSError as `place_of`.
     """
     module, place = _opened(path)
     if module is not None:
@@ -120,7 +120,7 @@ def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype =
 
 
 def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:
-    """Returns the module that reads the model (None: a run) and its local or downloaded path.
+    """Returns the module that reads the model and its local path; for a run None and its path or address.
 
     Raises ValueError for a reward model, FileNotFoundError if there is no model.
     """

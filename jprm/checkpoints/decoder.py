@@ -73,7 +73,7 @@ def from_file(role: str, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarra
 
 
 def check(path: str | os.PathLike, known: ModelConfig, config: ModelConfig) -> None:
-    """Raises ValueError with the first field in which the file (`known`) and `config` differ."""
+    """Raises ValueError with the first field, layers aside, in which the file (`known`) and `config` differ."""
     for field in FIELDS:
         if getattr(known, field) != getattr(config, field):
             raise ValueError(f"{path}: {field} is {getattr(known, field)}, but {getattr(config, field)} in the config")
@@ -143,7 +143,7 @@ def load(
 
 
 def placed(role: str, array: np.ndarray, axes: tuple[str | None, ...] | None = None) -> Array:
-    """Returns parameter `role` sharded by its logical `axes` on the mesh that is set, else on the first device."""
+    """Returns parameter `role` sharded by `axes` (default: its own) on the mesh that is set, else on one device."""
     mesh = jax.sharding.get_mesh()
     if mesh.empty:
         return jnp.asarray(array)

@@ -51,7 +51,7 @@ def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_e
     """Opens the run's checkpoints, WORKDIR/checkpoints, to use with `with`; the caller decides when to save.
 
     Keeps the newest `keep`, and every multiple of `keep_every` steps, if positive, for good. A reader must leave `keep`
-    out: it then deletes no files. A writer makes the folder and removes unfinished saves. Raises ValueError if several
+    out: it then deletes no files; a writer removes unfinished saves. Makes the folder. Raises ValueError if several
     processes would write to a store other than gs://.
     """
     policies = ocp.training.preservation_policies
@@ -129,7 +129,7 @@ def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_of(checkpoints: Checkpoints) -> dict[str, Any]:
-    """Returns the newest checkpoint's `run`: run id, `data` (position), `experiment`, `versions`, `goodput`.
+    """Returns the newest checkpoint's `run`: `id`, `data` (position), `experiment`, `versions`, `goodput`.
 
     It is {} in best/ of earlier releases. Raises ValueError as `restore`, and if the checkpoint belongs to another run,
     e.g. was copied into this folder.
@@ -220,7 +220,7 @@ The tokenizer may have moved, but must be the same. If `steps` differs, the sche
 
 
 def stream_count(workdir: Place | None, processes: int, micro_rows: int) -> int:
-    """Returns a run's number of data streams: as recorded, or the most up to `processes` that divide `micro_rows`."""
+    """Returns a run's data streams: recorded in `workdir`, else the most up to `processes` to divide `micro_rows`."""
     if workdir is not None and (workdir / RUN).exists() and saved(workdir):
         return max(1, read(workdir / RUN).data.streams)
     return next(count for count in range(min(processes, micro_rows), 0, -1) if micro_rows % count == 0)

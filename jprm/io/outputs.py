@@ -72,7 +72,7 @@ def check_output(path: str | os.PathLike, *inputs: str | os.PathLike) -> None:
 def finish(part: Growing, output: str | os.PathLike, request: dict[str, Any]) -> None:
     """Renames a complete `part` of `continued` to `output`, of the same `request`.
 
-    Raises ValueError if the request's input has changed, or another run began the output; the part then stays.
+    Raises ValueError if the request's input changed (FileNotFoundError: is gone), or another run began the output.
     """
     check_unchanged(request, f"Remove {part.name} and run the command again")
     check_own(output, request)

@@ -82,7 +82,7 @@ def problem_of(line: bytes) -> bytes:
 
 
 def divided(lines: Iterable[bytes], count: int, unit: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (shard, lines) per block of `unit` lines, in order; its first problem's hash, modulo `count`, gives it."""
+    """Yields (shard from 0, lines) per block of `unit` lines, in order, by its first problem's hash modulo `count`."""
     lines = iter(lines)
     while block := list(itertools.islice(lines, unit)):
         yield int.from_bytes(hashlib.sha256(problem_of(block[0])).digest()[:8], "big") % count, block

@@ -76,7 +76,7 @@ def cache_folder(name: str) -> pathlib.Path:
 
 
 def named_in(file: str | os.PathLike, name: str) -> Place:
-    """Resolves a path written in `file`: an address, an absolute path, or one relative to the file's folder."""
+    """Returns the place of a path in `file`: an address, absolute, or relative to its folder. ValueError for hf://."""
     return path_of(name) if is_remote(name) or os.path.isabs(name) else path_of(file).parent / name
 
 
@@ -226,9 +226,9 @@ class Local(pathlib.PosixPath):
 
     @contextlib.contextmanager
     def growing(self, request: str = "") -> Iterator[Growing]:
-        """Opens the file (made if absent) for binary reading and appending, locked against other processes.
+        """Opens the file at its end, made with its folder if absent, for binary reading and appending, locked.
 
-        Raises ValueError if another process has it open, or it is no file. `request` is ignored here.
+        Raises ValueError if another process holds the lock, or it is no file. `request` is ignored here.
         """
         del request
         self.check_replaceable()
