@@ -255,7 +255,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 
 
 def overflow(message: str) -> Memory:
-    """Parses the compiler's error that a program does not fit, as `Memory` with `total` and `available`.
+    """Parses the compiler's error that a program does not fit, as `Memory` with `total` and `available` in bytes.
 
     Raises RuntimeError with the message if it lacks figures.
     """

@@ -227,7 +227,7 @@ class Call:
                 future.cancel()
 
     async def outputs_of(self, tree: ReasoningTree, tokens: int, caller: str) -> tuple[Outputs, int | None]:
-        """Returns a tree's named outputs, (N,) each, and the number of cached tokens.
+        """Returns a tree's outputs, {name: (N,) float32}, e.g. `score`, and the number of cached tokens.
 
         The number is None without a `caller` (""), the client whose earlier prefixes are reused. `tokens` is from
         `tokens_of`. Raises Refusal like `answer`.
@@ -365,8 +365,8 @@ class Writer:
     ) -> Work:
         """Runs a function of the policy in its thread; returns the future at once. Cancelling it ends the sampling.
 
-        `tell` is called in that thread after each piece, with totals {"samples", "completion_tokens"}. The future's
-        errors are those of `function`.
+        `function` gets the policy as `InPieces`. `tell` is called in that thread after each piece, with totals
+        {"samples", "completion_tokens"}. The future's errors are those of `function`.
 
         Raises Refusal (503) if `WAITING` requests wait or run.
         """

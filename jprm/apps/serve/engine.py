@@ -260,10 +260,11 @@ class Engine:
     def score(
         self, trees: Sequence[ReasoningTree], tokens: int, alone: bool = False
     ) -> concurrent.futures.Future[list[Outputs]]:
-        """Returns a future of each tree's named outputs, (N,) float32 for its N nodes; see `PRM.outputs_of`.
+        """Returns a future of a dict per tree, output's name to (N,) float32 for its N nodes, e.g. {"score": ...}.
 
-        `tokens` is the work's size, from `tokens_of`. `alone` packs the trees like `jprm score`, without merging or
-        other trees, so the results are bit-identical to it; trees of messages always are.
+        The names are the model's `output_names`. `tokens` is the work's size, from `tokens_of`. `alone` packs the trees
+        like `jprm score`, without merging or other trees, so the results are bit-identical to it; trees of messages
+        always are. If the model refuses a tree, the future's error is ValueError.
         """
         return self._add(_Job(trees, tokens, Work(), alone=alone or any(tree.of_messages for tree in trees)))
 

@@ -84,8 +84,9 @@ class JudgeEngine(Engine):
     def ask(self, critiques: int, function: Callable[[Any], Any]) -> concurrent.futures.Future:
         """Runs `function` of the judge in a thread; returns the future of its result at once.
 
-        `critiques` is their expected number, which `wait_seconds` counts. If the future is cancelled, the judge stops
-        before its next piece. Errors of the judge's policy (PolicyError) are the future's. Raises Closed after `close`.
+        `function` gets a copy of the judge that can be stopped. `critiques` is their expected number, which
+        `wait_seconds` counts. If the future is cancelled, the judge stops before its next piece. Errors of the judge's
+        policy (PolicyError) are the future's. Raises Closed after `close`.
         """
         if self._closed:
             raise Closed

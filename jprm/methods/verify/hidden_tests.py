@@ -60,7 +60,10 @@ class Pipe:
         self.objects, self.loads, self.dumps = {}, json.loads, json.dumps
 
     def send(self, message):
-        """Writes a message, an object of JSON, as one line. Raises `Ended` if the other process has ended."""
+        """Writes a message, an object of JSON, as one line, which may block.
+
+        Raises `Ended` if the other process has ended.
+        """
         try:
             self.output.write(self.dumps(message).encode() + b"\n")
         except BrokenPipeError:
@@ -117,11 +120,17 @@ class Pipe:
         return self.unpack_object(name, rest)
 
     def pack_object(self, value, depth) -> Any:
-        """Converts a value that has no content of its own in JSON; each side has its own rule."""
+        """Returns JSON for a value that has no content of its own in JSON, [name, ...]; each side has its own rule.
+
+        `depth` is its nesting. This base class raises NotImplementedError.
+        """
         raise NotImplementedError(f"packing of {type(value).__name__}")
 
     def unpack_object(self, name, rest) -> Any:
-        """Restores the value that the other side's `pack_object` wrote as [name, *rest]."""
+        """Restores the value that the other side's `pack_object` wrote as [name, *rest].
+
+        This base class raises NotImplementedError.
+        """
         raise NotImplementedError(f"unpacking of {name}")
 
 
@@ -185,10 +194,11 @@ class ProgramSide(Pipe):
         return message
 
     def answer(self, message):
-        """Performs one requested operation; replies with the result and the updated plain containers, or its error.
+        """Performs one requested operation, and sends a reply with its result or its error.
 
-        `message` has `op` (in `_OPERATIONS`), `values`, `keys` and `watch`, the globals to send. Of the program's
-        errors, raises only `Ended`.
+        `message` has `op` (in `_OPERATIONS`), `values`, `keys` and `watch`, the globals to send. The reply has packed
+        `value` and `values` (as the operation left them), or of an error `raised` (its class's names), `number`, `text`
+        and `name`; and `watched`, packed globals by name. Of the program's errors, raises only `Ended`.
         """
         try:
             values = [self.unpack(value) for value in message["values"]]
@@ -204,9 +214,10 @@ class ProgramSide(Pipe):
         self.send(reply)
 
     def serve(self, code):
-        """Runs the program `code`, sends its global names or its error, then performs requested operations.
+        """Runs the program `code`, sends its names or its error, then performs requested operations.
 
-        Returns only after an error of the program; otherwise it ends by raising `Ended`.
+        The message is {"names": packed globals by name} or {"error": text}. Returns only after an error of the program;
+        otherwise it ends by raising `Ended`.
         """
         self.names = names = {"__name__": "program"}
         try:
@@ -338,7 +349,8 @@ class Tests(Pipe):
     def call_back(self, message):
         """Answers a program's call of a test's function with its value or error.
 
-        `message` as `ProgramSide.call_back` sends it.
+        Sends its packed `value`, or `raised` (the error's class) and `text`. `message` is as `ProgramSide.call_back`
+        sends it.
         """
         try:
             value = self.objects[message["callback"]](*self.unpack(message["args"]), **self.unpack(message["keys"]))

@@ -301,7 +301,8 @@ def by_node(tree: ReasoningTree, paths: Iterable[Sequence[Verdict]]) -> list[Ver
 def labelled(tree: ReasoningTree, verdicts: list[Verdict]) -> ReasoningTree:
     """Returns a copy of the tree with verdicts (one per node) as labels on `correctness`, origin `formal`.
 
-    Each step's `extra` gets `checked`, a number, and `false` if it has one.
+    A chain or pool becomes a tree; earlier labels are removed. Each step's `extra` gets `checked`, a number, and
+    `false` if it has one. Raises ValueError if the numbers of nodes and verdicts differ.
     """
     notes = [{"checked": verdict.checked} | ({"false": verdict.false} if verdict.false else {}) for verdict in verdicts]
     return with_labels(tree, [verdict.label for verdict in verdicts], "correctness", ORIGIN, notes)
