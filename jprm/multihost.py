@@ -50,8 +50,8 @@ def start(where: str, *, together: int = TOGETHER) -> None:
     Args:
       where: `INDEX/COUNT@HOST:PORT` (from 0), where HOST:PORT is a free port on process 0's host, the same for all; or
         `auto`: read from the cluster's environment (Cloud TPU, GKE, Slurm, Open MPI).
-      together: seconds to wait for the others. Then the process prints what to check and ends with status 142, as if
-        by an alarm: a launcher may try again.
+      together: seconds to wait for the others, by default 300. Then the process prints what to check and ends with
+        status 142, as if by an alarm: a launcher may try again.
 
     Raises ValueError for another form, an environment without this information, a second call, or if no run is formed.
     """

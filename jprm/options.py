@@ -132,7 +132,7 @@ def assigned(assignment: str) -> tuple[str, Any]:
 
 
 def described(kinds: Any) -> str:
-    """Lists fields with their types, e.g. `margin (float), power (1 or 2)`. `kinds` is a dataclass or types by name."""
+    """Lists fields, e.g. `margin (float), power (1 or 2)`, else "none". `kinds`: dataclass or types by name."""
     kinds = kinds if isinstance(kinds, Mapping) else typing.get_type_hints(kinds)
     return ", ".join(f"{name} ({_name(kind)})" for name, kind in kinds.items()) or "none"
 

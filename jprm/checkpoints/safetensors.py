@@ -30,9 +30,8 @@ AGAIN = "Download it again"
 class Tensors:
     """Tensors of a folder or file; iterates over names. `shape(name)` reads no data, `tensor(name)` only that tensor.
 
-    Raises:
-      ValueError, FileNotFoundError: a file or tensor is truncated, missing, duplicated or inconsistent, or the format
-      executes code when read. The message names file and tensor.
+    Raises FileNotFoundError if a file is missing, ValueError if a tensor is missing, truncated, duplicated or
+    inconsistent, or the format executes code when read. The message names file and tensor.
     """
 
     def __init__(self, path: str | os.PathLike):

@@ -264,7 +264,7 @@ def _record(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ra
 
 
 def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
-    """Raises ValueError, naming `path`, if two experiments, as JSON, differ in a field that is not in `free`."""
+    """Raises ValueError, naming `path`, if two experiments, as JSON, differ beyond `free` fields, e.g. "data.cache"."""
     old, new = (flatten_dict(config, sep=".") for config in (recorded, here))
     names = [name for name in sorted(differing(old, new)) if not {name, name.split(".")[0]} & set(free)]
     if names:

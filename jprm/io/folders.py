@@ -155,7 +155,7 @@ def local_copy(path: str | os.PathLike, names: Sequence[str] = ()) -> pathlib.Pa
 
     `names` are the files of the folder to copy if they exist, e.g. ("config.json",); () for all. Raises
     FileNotFoundError if the bucket path, or every file in `names`, does not exist; OSError if the bucket cannot be
-    read, or its objects changed during the copy.
+    read, or its objects changed during the copy; ValueError as `path_of`. Waits for another process that copies them.
     """
     return _copy(Remote(os.fspath(path)), names) if is_remote(path) else pathlib.Path(path)
 
