@@ -214,11 +214,11 @@ class AsyncClient:
         self, problem: str, steps: Sequence[str] = (), *, n: int = 4, until: str = "step", seed: int = 0,
         rule: str | None = None, caller: str | None = None,
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """Returns n continuations by the server's policy: `steps`, `scores`, `score`, `tokens`, `finish_reason`.
+        """Returns n dicts by the server's policy: new `steps`, their `scores`, `score`, `tokens`, `finish_reason`.
 
         `until` is `step` for one step each, or `end` for the rest of the chain; `seed` is the first sample's number.
         Calls of one `caller`, a secret, share prefixes. A blank continuation has no steps and score None.
-        `finish_reason` is `stop`, `step`, `length` or `error`.
+        `score` is of the whole chain; `finish_reason` is `stop`, `step`, `length` or `error`, with the text `error`.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
         asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})

@@ -145,7 +145,7 @@ def post(name: str, value: Any) -> None:
 
 
 def received(name: str) -> Any:
-    """Waits for another group's next post by this name, deletes it and returns it. Each of the group must call it."""
+    """Waits for another group's next post by this name, deletes and returns it in all processes. All must call it."""
     _messages[name] += 1
     message = None
     if is_first():

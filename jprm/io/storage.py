@@ -623,7 +623,7 @@ def partial_of(path: str | os.PathLike) -> str:
 def only_run(path: str | os.PathLike) -> Iterator[None]:
     """Locks a path, which need not exist, against other processes during the block, by `PATH.lock`, removed at the end.
 
-    Raises ValueError at once if another process has locked it. Makes the folder.
+    Raises ValueError (`Taken`) at once if another process has locked it. Makes the folder.
     """
     lock = Local(f"{os.fspath(path)}.lock")
     with lock.growing():
