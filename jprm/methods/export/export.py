@@ -67,7 +67,7 @@ def export(
     format: Format = "transformers",
     shard_bytes: int = writing.SHARD_BYTES,
 ) -> Place:
-    """Writes the model in a run's folder as a new folder `out`, atomically; either may be in a bucket.
+    """Writes the model in a run's folder as a new folder `out`, atomically; either may be in a bucket. Returns `out`.
 
     `model` may also be a language model (GGUF file or Hugging Face folder), which is written for transformers and vLLM.
 
@@ -77,7 +77,9 @@ def export(
     Raises:
       FileNotFoundError: `model` is neither a run's folder nor a language model.
       FileExistsError: `out` is another export.
-      ValueError: the format cannot represent the model, or the folder differs from its checksums.
+      ValueError: the format cannot represent the model, the folder differs from its checksums, or another process is
+        writing it.
+      OSError: writing failed, e.g. because the disk is full.
     """
     out = path_of(out)
     if not isinstance(model, PRM):
@@ -194,7 +196,9 @@ def _whole(out: Place, about: dict[str, Any], request: list[Any], write: Callabl
 def config_json(
     prm: PRM, experiment: Experiment, dtype: FileDtype = "float32", format: Format = "transformers"
 ) -> dict[str, Any]:
-    """Returns config.json's content. Raises ValueError with the field the format cannot express.
+    """Returns config.json's content: the decoder's fields, architecture and labels (`id2label`, `label2id`).
+
+    `format` must not be `peft`, which has no config.json. Raises ValueError with the field the format cannot express.
 
     RoPE is written as in transformers 4, which transformers 5 and vLLM also read. vLLM serves an architecture that ends
     in ForTokenClassification as a pooling model with one score per token, without further fields.
@@ -239,9 +243,13 @@ def one_layer(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns Linear(D, D), ReLU, Linear(D, C): the head's own two layers, or a linear head in 2 C of D hidden units.
+    """Returns Linear(D, D), ReLU, Linear(D, C) as torch's `0.weight`, `0.bias`, `2.weight`, `2.bias`, each (out, in).
 
-    A logit z equals relu(z) - relu(-z); one of the two is 0, so there is no rounding.
+    They are the head's own two layers, or a linear head in 2 C of D hidden units: a logit z equals relu(z) - relu(-z);
+    one of the two is 0, so there is no rounding. `head` has `kernel` and `bias`, maybe `hidden_kernel` and
+    `hidden_bias`.
+
+    Raises ValueError if a linear head has D < 2 C.
     """
     if "hidden_kernel" in head:
         first = {"0.weight": np.ascontiguousarray(head["hidden_kernel"].T), "0.bias": head["hidden_bias"]}
@@ -327,7 +335,10 @@ CALIBRATION, CARD = "calibration.json", "README.md"
 
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
-    """Returns jprm's layout and head as a record, by which the exported folder is read."""
+    """Returns jprm's layout and head as an `Adapter` in JSON, by which the exported folder is read.
+
+    `labels` are the head's classes in order, the channels of the record.
+    """
     outputs = cast(dict[str, Weighted], dict(find(prm.config.head).readout.outputs))  # pyright: ignore
     factors = {
         name: {label: factor for label, factor in zip(labels, output.factors, strict=True) if factor}
@@ -347,7 +358,7 @@ def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> d
 
 
 def policy_card(experiment: Experiment, step: int) -> str:
-    """Returns a policy's README.md."""
+    """Returns a policy's README.md; `step` is the number of training steps."""
     base = pathlib.Path(experiment.base).name if experiment.base else "random parameters"
     return f"""---
 library_name: transformers
@@ -364,7 +375,10 @@ and a newline, encoded one by one without special tokens.
 
 
 def card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> str:
-    """Returns a PRM's README.md."""
+    """Returns a PRM's README.md for a `Format`, with the metrics and benchmark reports in its run's folder.
+
+    `labels` are the head's classes in order. Raises ValueError if a report is damaged.
+    """
     data, target, tokenizer, lora = experiment.data, experiment.target, prm.layout.tokenizer, experiment.lora
     newline = tokenizer.encode("\n")
     bos = "none" if tokenizer.bos is None else f"id {tokenizer.bos}, once, at the very start"

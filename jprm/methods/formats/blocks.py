@@ -153,7 +153,10 @@ class Blocks:
     shape: tuple[int, ...] = dataclasses.field(metadata=dict(static=True))
 
     def astype(self, dtype) -> Array:
-        """Dequantises, and shards the result over the mesh like a parameter without blocks."""
+        """Returns the numbers, (*L, in..., out...), sharded over the mesh like a parameter without blocks.
+
+        An embedding's are (R, width), replicated.
+        """
         inputs = 1 if self.role == "embed" else len(weight_of(self.role).inputs)
         width = math.prod(self.shape[:inputs])
         rows_of = [_rows(self.data, FORMATS[name], width) for name in self.formats]
@@ -177,10 +180,10 @@ def _rows(data: Array, form: Format, width: int) -> Float[Array, "*L R D"]:
 
 
 def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
-    """Quantises a matrix or a stack to NF4: each number to the nearest of 16 values times its block's largest
-    magnitude.
+    """Quantises parameter `role`, a matrix (in..., out...) or a stack, to NF4.
 
-    If the inputs do not divide into blocks of 64, returns int8 with one scale per channel.
+    Each number becomes the nearest of 16 values times its block's largest magnitude. If the inputs do not divide into
+    blocks of 64, returns int8 with one scale per channel.
     """
     weight, form = weight_of(role), FORMATS["nf4"]
     shape = x.shape[x.ndim - len(weight.axes.removeprefix("E")) :]  # experts are as many matrices
@@ -203,7 +206,10 @@ def nf4(role: str, x: Float[Array, "*L S"]) -> Blocks | Int8:
 
 
 def of_file(role: str, rows: Sequence[np.ndarray], formats: Sequence[str], shape: tuple[int, ...]) -> Blocks:
-    """Returns a role's tensor blocks in a file, one tensor per stacked layer (a single one for the embedding).
+    """Stacks a role's tensors of a file, each kept in its own blocks.
+
+    `rows` has each layer's uint8 (out, bytes per row) and `formats` its name in `FORMATS`, e.g. `Q4_K`; an embedding
+    has a single entry. `shape` is one layer's, as in `Blocks`.
 
     Raises ValueError for an unknown format.
     """

@@ -54,7 +54,7 @@ CONTROL = re.compile(
 
 
 def guarded(text: str) -> str:
-    """Disarms control tokens by inserting a blank after the first character of each name."""
+    """Disarms the tokens of `CONTROL` by a blank after the first character, e.g. `<|im_end|>` to `< |im_end|>`."""
     return CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
@@ -65,9 +65,13 @@ _REPLY, _SYSTEM = "jprm-reply-7f3a", "jprm-system-7f3a"
 
 
 def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
-    """Returns the default chat template in a model's folder or GGUF file, and the texts for `ChatTemplate.tokens`.
+    """Returns the default chat template of a model's folder or GGUF file, and its tokens' texts by name.
 
-    Raises FileNotFoundError or ValueError if it is absent, damaged or too long.
+    The names are e.g. `bos_token`, as in `ChatTemplate.tokens`. `path` may be in a bucket or on the Hub, from which the
+    files are downloaded.
+
+    Raises FileNotFoundError if the path is missing, ValueError if the template is absent, damaged or too long, and
+    OSError if a download fails.
     """
     names = (TEMPLATE, CONFIG, TOOLS)
     path = local_copy(place_of(path, names), names)
@@ -87,9 +91,13 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 def render(
     template: str, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, str], *, reply: bool = True
 ) -> str:
-    """Renders chat messages; with `reply`, up to the start of the assistant's text.
+    """Renders chat messages in a separate process, and waits for it, at most `SECONDS`.
 
-    Raises ValueError if the template is invalid, rejects the messages, or exceeds the limits.
+    With `reply`, the text ends where the assistant's reply begins (`add_generation_prompt`). `tokens` are the second
+    result of `template_of`.
+
+    Raises ValueError if the template is invalid, rejects the messages, or exceeds the limits on time, memory or
+    characters.
     """
     question = {"template": template, "messages": list(messages), "tokens": dict(tokens), "reply": reply}
     answer = _worker.ask(question, SECONDS)
@@ -115,9 +123,11 @@ def render_turns(
     *,
     last: bool = False,
 ) -> list[Rendered]:
-    """Renders the conversation up to each turn of the assistant, in as few texts as possible.
+    """Renders the conversation up to each turn of the assistant, in as few texts as possible, the longest first.
 
-    With `last`, renders only up to the last turn: rendering all turns takes quadratic time.
+    With `last`, renders only up to the last turn: rendering all turns takes quadratic time. Without a turn the result
+    is []. Each message must have `role` and `content`. Waits for a separate process, at most `SECONDS` and 0.1 s a
+    turn.
 
     A turn is contained in a later turn's text if that text begins with the rendering up to the turn. With tools, the
     template for tools is used if there is one, as in transformers. A null content beside calls or thoughts becomes "",
@@ -127,7 +137,7 @@ def render_turns(
     `return_assistant_tokens_mask` reads it. Without marks, it starts at the end of the rendering with
     `add_generation_prompt`. Trailing white space is excluded.
 
-    Raises ValueError as `render`, naming the message at which the template fails.
+    Raises ValueError as `render`, naming the message at which the template fails, and if there is no default template.
     """
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"][-1 if last else 0 :]
     template = (chat.tools if tools else "") or chat.text
@@ -145,9 +155,9 @@ def render_turns(
 
 
 def prompt_of(path: str | os.PathLike, message: str) -> str:
-    """Renders the user's message, which contains `{problem}`, to a prompt with `{problem}`.
+    """Renders a user message that contains `{problem}`, up to the start of the reply; `{problem}` stays in the result.
 
-    Raises as `template_of` and `render`, and ValueError unless the rendering contains the message exactly once,
+    Raises as `template_of` and `render`, and ValueError unless the rendering contains the problem exactly once,
     unchanged.
     """
     question = [{"role": "user", "content": message.replace("{problem}", _PROBLEM)}]
@@ -156,10 +166,9 @@ def prompt_of(path: str | os.PathLike, message: str) -> str:
 
 
 def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[str, str]:
-    """Returns the text before an assistant's reply, with `{problem}` as the user's message, and the text that ends the
-    reply.
+    """Returns (text before an assistant's reply, text after it); the first has `{problem}` as the user's message.
 
-    With `system`, a system message `{system}` comes first. Raises as `prompt_of`.
+    With `system`, a system message `{system}` comes first in it. Raises as `prompt_of`.
     """
     conversation = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
     conversation = [{"role": "system", "content": _SYSTEM}] * system + conversation

@@ -154,7 +154,7 @@ def windows_of(slides: Callable[[Fields], Callable[[int], bool] | None]) -> Call
 
 
 def one_rope(fields: Fields, family: Family, windows: tuple[int, ...]) -> dict[str, Any]:
-    """Returns theta and scaling, the same for all layers."""
+    """Returns {"rope_theta", "rope_scaling"}, the same for all layers. Raises ValueError as `rope`."""
     theta, scaling = rope(fields, family.rope)
     return dict(rope_theta=theta, rope_scaling=scaling)
 
@@ -191,18 +191,22 @@ class Family:
     tensors: Callable[[Fields, ModelConfig], Mapping[str, Stored]] = lambda fields, config: {}
 
     def fields(self, fields: Fields) -> Fields:
-        """Returns the fields with the family's defaults."""
+        """Returns a copy of the fields, with the family's defaults for absent ones; a null stays null."""
         return Fields(fields.path, {**self.defaults, **fields.fields}, fields.inside)
 
 
 class Fields:
-    """Fields of a JSON file, type-checked on access."""
+    """Fields of a JSON file, type-checked on access.
+
+    `inside` is the path of an inner object, for messages, e.g. `text_config.`. All errors are ValueErrors as
+    `FILE: INSIDE.FIELD REASON`.
+    """
 
     def __init__(self, path: pathlib.Path | Place, fields: dict[str, Any], inside: str = ""):
         self.path, self.fields, self.inside = path, fields, inside
 
     def refuse(self, name: str, reason: str) -> ValueError:
-        """Returns the ValueError for a field, to be raised."""
+        """Returns the ValueError `FILE: NAME REASON`, which the caller must raise."""
         return ValueError(f"{self.path}: {self.inside}{name} {reason}")
 
     def has(self, name: str) -> bool:
@@ -210,7 +214,10 @@ class Fields:
         return self.fields.get(name) is not None
 
     def check(self, known: set[str], fixed: Mapping[str, tuple], remedy: str = "") -> None:
-        """Raises ValueError for an unknown field, or a value outside the field's fixed ones."""
+        """Raises ValueError for a field that is not `known`, or a value that is not among its field's `fixed` ones.
+
+        `remedy` ends the second message.
+        """
         for name, value in self.fields.items():
             if name not in known:
                 reason = f"({str(value)[:60]!r}) is not known to jprm; it might change scores"
@@ -220,28 +227,34 @@ class Fields:
                 raise self.refuse(name, f"{value!r} is not supported; only {only} is{remedy}")
 
     def need(self, name: str, default: Any = None) -> Any:
-        """Returns a field, or its default if it is absent or null. Raises ValueError if that is None."""
+        """Returns a field, or `default` if it is absent or null; raises ValueError if this is None too."""
         value = self.fields.get(name) if self.has(name) else default
         if value is None:
             raise self.refuse(name, "is missing")
         return value
 
     def count(self, name: str, default: int | None = None) -> int:
-        """Returns a field that must be an integer from 1 to 2^31 - 1. Raises ValueError."""
+        """Returns a field that must be an integer from 1 to 2^31 - 1, or `default` if it is absent or null.
+
+        Raises ValueError for other values, or without both.
+        """
         value = self.need(name, default)
         if type(value) is not int or not 0 < value < 2**31:
             raise self.refuse(name, f"is {value!r}, and not a positive integer")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Returns a field that must be a finite number above 0. Raises ValueError."""
+        """Returns a field that must be a finite number above 0, or `default` if it is absent or null.
+
+        Raises ValueError for other values, or without both.
+        """
         value = self.need(name, default)
         if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
             raise self.refuse(name, f"is {value!r}, and not a positive number")
         return float(value)
 
     def cap(self, name: str) -> float:
-        """Returns a positive number, or 0 if the field is null or absent. Raises ValueError."""
+        """Returns a positive number, or 0 if the field is null or absent. Raises ValueError for other values."""
         return self.number(name) if self.has(name) else 0.0
 
     def nested(self, name: str) -> Fields:
@@ -252,7 +265,7 @@ class Fields:
         return Fields(self.path, self.fields.get(name) or {}, f"{name}.")
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a field that must be true or false, or the default if it is absent or null. Raises ValueError."""
+        """Returns a field that must be true or false, or `default` if it is absent or null. Raises ValueError."""
         value = self.fields.get(name) if self.has(name) else default
         if type(value) is not bool:
             raise self.refuse(name, f"is {value!r}, and neither true nor false")
@@ -260,7 +273,11 @@ class Fields:
 
 
 def values_of(fields: Fields, family: Family) -> dict[str, Any]:
-    """Returns the fields of `ModelConfig` that config.json determines."""
+    """Returns the fields of `ModelConfig` that config.json determines, by name, e.g. `width`; others are left out.
+
+    Raises ValueError, naming file and field, if a field is missing, unknown, unsupported or of the wrong type, or the
+    family's record sets an unknown field.
+    """
     fields = family.fields(fields)
     fixed = {name: values for name, values in FIXED.items() if name not in family.reads} | {"hidden_act": ("silu",)}
     fields.check(READ | HARMLESS | {*FIXED, *family.reads, *family.fixed}, fixed | dict(family.fixed))
@@ -304,7 +321,11 @@ def _rotary_dim(fields: Fields, head_dim: int) -> int:
 
 
 def local_ropes(fields: Fields, family: Family, windows: tuple[int, ...]) -> dict[str, Any]:
-    """Returns theta and scaling, and the theta of layers with a window, which is unscaled (Gemma 3, OLMo 3)."""
+    """Returns {"rope_theta", "rope_scaling", "rope_theta_local"}, the last for layers with a window (Gemma 3, OLMo 3).
+
+    `rope_theta_local` is unscaled; 0.0 if no layer has a window. Raises ValueError as `rope`, or if the two kinds of
+    layers are not given together.
+    """
     content, kinds = fields.fields.get("rope_parameters"), ("full_attention", "sliding_attention")
     if content is None:
         theta, scaling = rope(fields, family.rope)
@@ -320,9 +341,13 @@ def local_ropes(fields: Fields, family: Family, windows: tuple[int, ...]) -> dic
 
 
 def rope(fields: Fields, known: Collection[str] = ()) -> tuple[float, RopeScaling]:
-    """Returns theta and scaling, from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (4).
+    """Returns (theta, scaling), from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (4).
+
+    Without any of them theta is 10,000 and there is no scaling.
 
     known: further keys that are read elsewhere; `mscale` and `mscale_all_dim` must be equal.
+
+    Raises ValueError, naming file and field, if a kind or key is unsupported, or a value is out of range.
     """
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
@@ -371,7 +396,13 @@ def rope(fields: Fields, known: Collection[str] = ()) -> tuple[float, RopeScalin
 def experts_of(
     fields: Fields, layers: int, width: str, normalised: bool, shared: int = 0, clamp: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the MLP kinds and the experts' configuration. `width` is the field with an expert's width."""
+    """Returns {"mlps", "experts"}: each layer's kind, "dense" or "experts", and the `ExpertsConfig`.
+
+    `width` is the name of the field with an expert's width. The last three arguments are fields of `ExpertsConfig`:
+    whether the chosen experts' weights add up to 1, the width of the shared expert and the clamp (0: none).
+
+    Raises ValueError, naming the field, if a count is missing or does not fit.
+    """
     every, dense = fields.count("decoder_sparse_step", 1), fields.fields.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise fields.refuse("mlp_only_layers", f"{str(dense)[:60]} is no list")

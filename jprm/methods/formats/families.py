@@ -39,7 +39,10 @@ TEXT_DEFAULTS = {
 
 
 def text_fields(path: pathlib.Path) -> Fields:
-    """Returns the fields of config.json; for a multimodal model, those of its text model."""
+    """Returns the fields of config.json; for a multimodal Gemma 3, those of its text model, with their defaults.
+
+    Raises FileNotFoundError if the file is missing, and ValueError if it is no JSON object.
+    """
     content = read_json(path)
     text = content.get("text_config")
     if content.get("model_type") != MULTIMODAL or not isinstance(text, dict):
@@ -51,7 +54,10 @@ def text_fields(path: pathlib.Path) -> Fields:
 
 
 def find(fields: Fields) -> Family:
-    """Returns the family of a config.json. Raises ValueError, with the missing feature if it is known."""
+    """Returns the family of a config.json by its `model_type`, also among the records in JPRM_FAMILIES.
+
+    Raises ValueError if it is unknown (naming the missing feature, if known), or such a record cannot be found.
+    """
     added = [find_part(name, {}, OWN, Family, files=True) for name in os.environ.get(OWN, "").split(",") if name]
     known, name = FAMILIES | {family.name: family for family in added}, fields.fields.get("model_type")
     if isinstance(name, str) and name in known:
@@ -111,17 +117,17 @@ HYBRID_ROPE = {"partial_rotary_factor", "mrope_section", "mrope_interleaved"}  #
 
 
 def flagged(slides):
-    """Returns a rule for `windows_of` that asks `use_sliding_window` first."""
+    """Returns the rule `slides` for `windows_of`, but without windows unless `use_sliding_window` is true."""
     return lambda fields: slides(fields) if fields.flag("use_sliding_window", False) else None
 
 
 def alternating(every: int):
-    """Returns a rule for `windows_of`: the last of every n layers has no window, e.g. layers 3, 7, ... for n = 4."""
+    """Returns a rule for `windows_of`: the last of `every` layers has no window, e.g. 3, 7, ... (from 0) for 4."""
     return lambda fields: lambda layer: (layer + 1) % every > 0
 
 
 def rows(name: str, sizes: Mapping[str, int]) -> dict[str, Stored]:
-    """Returns the roles whose matrices a file has in one tensor, one above the other."""
+    """Returns {role: Stored} for matrices in one file tensor `name`, one above the other; `sizes` are their rows."""
     stored, first, whole = {}, 0, sum(sizes.values())
     for role, size in sizes.items():
         take = lambda x, a=first, b=first + size: x[a:b]  # noqa: E731

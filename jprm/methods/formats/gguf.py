@@ -61,7 +61,11 @@ LANGUAGE_HEAD = "output.weight"
 
 
 class GgufFile:
-    """An open GGUF file: metadata and tensors by name. Raises ValueError if its architecture is unsupported."""
+    """An open GGUF file: metadata (`fields`) and `tensors` by name.
+
+    Raises ValueError if the file is damaged or its architecture unsupported, and OSError if it cannot be read. All
+    methods raise ValueError, naming the file and the field or tensor.
+    """
 
     def __init__(self, path: str | pathlib.Path):
         self.path = pathlib.Path(path)
@@ -73,7 +77,10 @@ class GgufFile:
             )
 
     def get(self, key: str, default: Any = None, *, kind: type = int) -> Any:
-        """Returns a positive number or a text (`kind`), or the default. Raises ValueError for other values."""
+        """Returns a metadata value of type `kind`: int or float above 0, or str; `default` if absent.
+
+        `{a}` in the key is the architecture, e.g. `{a}.rope.freq_base`. Raises ValueError for other values.
+        """
         key = key.replace("{a}", self.architecture)
         value = self.fields.get(key, default)
         if value is not None and (type(value) is not kind or (kind is not str and not 0 < value < math.inf)):
@@ -82,20 +89,23 @@ class GgufFile:
         return value
 
     def need(self, key: str, *, kind: type = int) -> Any:
-        """Returns a metadata value, e.g. `{a}.block_count` ({a}: architecture). Raises ValueError without it."""
+        """Returns a metadata value as `get`, e.g. `{a}.block_count`. Raises ValueError if it is absent."""
         if (value := self.get(key, kind=kind)) is not None:
             return value
         key = key.replace("{a}", self.architecture)
         raise ValueError(f"{self.path}: metadata {key} is missing; it is no model, or one that jprm does not know")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns a tensor's shape in row-major order; (out, in) for a matrix."""
+        """Returns a tensor's shape in row-major order; (out, in) for a matrix. Raises ValueError if it is absent."""
         if name not in self.tensors:
             raise ValueError(f"{self.path}: tensor {name} is missing; the file is cut short or of another model")
         return self.tensors[name].shape
 
     def tensor(self, name: str) -> np.ndarray:
-        """Returns a tensor as float32 in row-major order; (out, in) for a matrix."""
+        """Returns a tensor dequantised to a new float32 array of `shape`.
+
+        Raises ValueError if it is absent or has a type that `gguf` cannot dequantise.
+        """
         self.shape(name)
         try:
             return self.tensors[name].dequantized()
@@ -111,9 +121,12 @@ open_tensors = GgufFile
 
 
 def model_config(path: str | pathlib.Path, **changes) -> ModelConfig:
-    """Returns the file's hyperparameters; `changes` set fields that it lacks (e.g. head, dtype, layers).
+    """Returns the file's hyperparameters; `changes` replace fields of the result (e.g. head, dtype, layers).
 
     If `layers` is smaller than the file's number, the first layers are kept.
+
+    Raises OSError if the file cannot be read, and ValueError if it is damaged, a field or tensor is unsupported or
+    unknown, or `layers` is above the file's number.
     """
     file = GgufFile(path)
     get, need = file.get, file.need
@@ -195,9 +208,12 @@ def _scaling(file: GgufFile, head_dim: int, theta: float) -> RopeScaling:
 
 
 def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
-    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set; a tree as `decoder.load` returns.
 
-    Fields and shapes must match `config`. With dtype `gguf`, matrices keep the file's own blocks.
+    With dtype `gguf`, matrices keep the file's own blocks (`Blocks`). The regular expression `new` must match exactly
+    the parameters missing in the file, which are left out.
+
+    Raises OSError or ValueError as `model_config`, and ValueError if a field or shape differs from `config`'s.
     """
     file = GgufFile(path)
     decoder.check(path, model_config(path, layers=config.layers), config)
@@ -321,7 +337,10 @@ def _of_merges(path: pathlib.Path, meta: Mapping[str, Any]) -> JsonTokenizer:
 
 
 def chat_of(path: pathlib.Path) -> ChatTemplate | None:
-    """Returns the file's chat template, if any. Raises ValueError for an invalid one."""
+    """Returns the file's chat template, with the texts of `bos_token` and `eos_token`; None if it has no template.
+
+    Raises ValueError if the template or the file is damaged, and OSError if the file cannot be read.
+    """
     fields = open_gguf(path).fields
     texts, tokens = fields.get("tokenizer.ggml.tokens") or [], {}
     for name in ("bos", "eos"):
@@ -361,7 +380,10 @@ class Tensor(NamedTuple):
     data: np.ndarray  # uint8, mapped: (out, bytes of a row)
 
     def dequantized(self) -> np.ndarray:
-        """Returns the tensor as float32. Works on a few rows at a time, which stay in the processor's caches."""
+        """Returns a new float32 array of `shape`. Raises NotImplementedError for a type that `gguf` cannot convert.
+
+        Works on a few rows at a time, which stay in the processor's caches.
+        """
         data_RB = self.data.reshape(-1, self.data.shape[-1])
         array, at_once = np.empty((len(data_RB), self.shape[-1]), np.float32), max(1, AT_ONCE // self.shape[-1])
         for start in range(0, len(data_RB), at_once):
@@ -386,12 +408,13 @@ class GGUF(NamedTuple):
 
 
 def open_gguf(path: str | os.PathLike) -> GGUF:
-    """Parses a GGUF file; the last result is cached while the file does not change.
+    """Parses a local GGUF file: metadata and tensors, both under the file's own names. Tensors stay mapped, not read.
 
-    Any file of a split model (e.g. `m-00001-of-00002.gguf`) returns the whole model: the first file's metadata, and all
-    tensors.
+    The last result is cached while the file does not change. Any file of a split model (e.g. `m-00001-of-00002.gguf`)
+    returns the whole model: the first file's metadata, and all tensors.
 
-    Raises ValueError, naming the file, if it is incomplete or inconsistent; or OSError.
+    Raises ValueError, naming the file, if it is incomplete or inconsistent, or another part is missing; OSError if it
+    cannot be read.
     """
     parsed = _parsed(*_stamp(path))
     count = parsed.fields.get(_COUNT, 1)
@@ -432,7 +455,10 @@ def _joined(*stamps: tuple[str, int, int]) -> GGUF:
 
 
 def packaged(package: str, name: str) -> pathlib.Path:
-    """Returns a file's path in a package, without importing it. Raises FileNotFoundError if it is not installed."""
+    """Returns the path of `name` in an installed package's folder, without importing the package.
+
+    Raises FileNotFoundError if the package or the file is missing.
+    """
     module = importlib.util.find_spec(package)
     path = pathlib.Path(module.origin).parent / name if module and module.origin else None
     if path is None or not path.is_file():

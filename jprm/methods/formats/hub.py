@@ -58,19 +58,22 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 
 @functools.cache
 def folder(address: str, names: Sequence[str] = (), reference: Found | None = None) -> Local:
-    """Returns the local folder of a model on the Hub, downloading it if needed.
+    """Returns the local folder of a model on the Hub, downloading it if needed; waits until it is whole.
 
-    Every file is checked once against its digest in the Hub's listing; a damaged file is removed.
+    Every file is checked once against its digest in the Hub's listing; a damaged file is removed. The result is cached
+    for the process, so a second call asks no server, even if a branch has moved. Prints the commit of a branch or tag
+    to stderr.
 
     Args:
       address: `hf://OWNER/NAME@REVISION`; the revision is a branch, tag or commit, by default the default branch.
-      names: files to download; () for all that jprm reads.
-      reference: the address comes from a file that may be a stranger's. Only the cache is searched, without any
-        download.
+      names: a tuple of the exact names of files to download, if they exist; () for all that jprm reads.
+      reference: the field that holds the address, in a file that may be a stranger's. Only the cache is searched,
+        without any download. None for an address that the user typed.
 
     Raises:
-      ValueError: a malformed address, or weights in unsupported formats only.
-      OSError: the model or revision does not exist or is not accessible, or the Hub cannot be reached.
+      ValueError: a malformed address, or (for all files) no weights as safetensors.
+      OSError: the model or revision does not exist or is not accessible, the Hub cannot be reached, a file arrived
+        damaged, or (with `reference`) the model is not in the cache.
     """
     if reference is not None:
         return _cached(address, names, reference)
@@ -112,14 +115,17 @@ def _cached(address: str, names: Sequence[str], reference: Found) -> Local:
 
 
 def name_of(place: Place) -> str:
-    """Returns the name of a model's folder; for a folder in the Hub's cache, the model's name on the Hub."""
+    """Returns the last part of a folder's path; in the Hub's cache, the model's name there, without its owner."""
     if place.parent.name == "snapshots":
         return place.parent.parent.name.rpartition("--")[2]
     return place.name
 
 
 def check_push(repository: str, dry_run: bool) -> None:
-    """Raises ValueError for a bad repository name, or (unless `dry_run`) without a token. Call it before writing."""
+    """Raises ValueError unless `repository` is OWNER/NAME and (unless `dry_run`) a token is stored on this machine.
+
+    Call it before writing. It asks no server, so the token may still lack the right to write.
+    """
     if not NAME.fullmatch(repository):
         raise ValueError(f"--push {repository}: is not of the form OWNER/NAME")
     if not dry_run and not get_token():
@@ -129,9 +135,10 @@ def check_push(repository: str, dry_run: bool) -> None:
 def push(place: Place, repository: str) -> str:
     """Uploads the files of an exported folder, including its card; returns `hf://OWNER/NAME@COMMIT`.
 
-    A missing repository is created as private. Files that it already has are not sent again.
+    A missing repository is created as private. Files that it already has are not sent again, and its other files stay.
+    Waits until all is uploaded. A folder in a bucket is copied to this machine first.
 
-    Raises OSError if the Hub refuses or cannot be reached.
+    Raises OSError if the Hub refuses or cannot be reached, or the folder cannot be read.
     """
     here = local_copy(place)
     with _asking(HUB + repository):
@@ -142,9 +149,13 @@ def push(place: Place, repository: str) -> str:
 
 
 def pinned(experiment: T) -> T:
-    """Replaces Hub addresses in an experiment's own fields by their commits, so that the run is reproducible.
+    """Returns a copy of an experiment with `@COMMIT` at each Hub address, so that the run is reproducible.
 
-    Raises OSError if the Hub lacks one or is unreachable; offline, a branch is its last known commit.
+    Only the experiment's own text fields that begin with `hf://` are changed, e.g. `base`; if there are none, returns
+    the experiment itself. Asks the Hub unless the address has a commit that is cached; offline, a branch is its last
+    known commit.
+
+    Raises OSError if the Hub lacks the model or is unreachable, and ValueError if an address is malformed.
     """
     fields = {field.name: getattr(experiment, field.name) for field in dataclasses.fields(cast(Any, experiment))}
     commits = {
@@ -257,10 +268,11 @@ def _commit(value: Any) -> str:
 
 
 class Door:
-    """Checks requests to a hub and its responses, as hooks of an HTTP client.
+    """Checks requests to a hub and its responses, as hooks of an HTTP client, which then raise Nonsense (an OSError).
 
     Sends the token only to the hub. Commits and digests, which become parts of paths, must be well-formed. Responses
-    must be uncompressed and bounded: files by `largest`.
+    must be uncompressed, begin within `BEGIN_S`, and be bounded: a file may have `largest` bytes, all else
+    `ANSWER_BYTES`. After `close`, no check closes the session any more.
     """
 
     def __init__(self, largest: int):
@@ -269,7 +281,7 @@ class Door:
         self._thread, self._late, self._closed = threading.local(), False, False
 
     def guarding(self, client: httpx2.Client) -> httpx2.Client:
-        """Adds the checks to the client and returns it."""
+        """Appends the checks to the client's event hooks, in place, and returns the client."""
         hooks = client.event_hooks
         client.event_hooks = {"request": [*hooks["request"], self.before], "response": [*hooks["response"], self.after]}
         return client
@@ -344,7 +356,7 @@ class Door:
             _check_listing(json.loads(response.read()))
 
     def is_hub(self, url: httpx2.URL) -> bool:
-        """Returns whether a URL belongs to the hub, which may have moved from http to https."""
+        """Returns whether a URL has the hub's scheme, host and port, or is its https form without ports."""
         secure = url.scheme == "https" and url.port is None and self.hub.scheme == "http" and self.hub.port is None
         return url.host == self.hub.host and (secure or (url.scheme, url.port) == (self.hub.scheme, self.hub.port))
 

@@ -51,11 +51,12 @@ class Readable(Protocol):
 
 
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
-    """Returns the folder's hyperparameters; `changes` set fields that it lacks (e.g. head, dtype, layers).
+    """Returns the hyperparameters of a local folder; `changes` replace fields of the result (e.g. head, dtype, layers).
 
     If `layers` is smaller than the folder's number, the first layers are kept.
 
-    Raises FileNotFoundError or ValueError, naming file and field, for an unsupported or unknown field.
+    Raises FileNotFoundError if there is no config.json, and ValueError, naming file and field, if the family or a field
+    is unsupported, unknown or damaged, or `layers` is above the folder's number.
     """
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
@@ -87,10 +88,14 @@ def load_decoder(
     folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Readable | None = None, *,
     new: str = "",
 ) -> dict:  # fmt: skip
-    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set; a tree as `decoder.load` returns.
 
-    `file` provides the tensors if they are already open, or changed by a LoRA. Parameters missing in the files must
-    match the pattern `new`, and are left out. All names and shapes are checked before any tensor is read.
+    `file` provides the tensors if they are already open, or changed by a LoRA; by default the folder's are opened and
+    compared with SHA256SUMS. The regular expression `new` must match exactly the parameters missing in the files, which
+    are left out. All names and shapes are checked before any tensor is read.
+
+    Raises FileNotFoundError if a file is missing, and ValueError if a checksum, a field, or a tensor's name, shape or
+    type does not fit `config`.
     """
     if file is None:
         check_sums(folder)
@@ -120,7 +125,10 @@ def load_decoder(
 
 
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
-    """Returns the tensor's name below `model.`, e.g. `layers.0.self_attn.q_proj.weight`."""
+    """Returns the tensor's name below `model.`, e.g. `layers.0.self_attn.q_proj.weight` for ("query", 0, config).
+
+    If `layer` is None, the name has no `layers.LAYER.`. A role that is not in `NAMES` is its own name.
+    """
     name = (SANDWICHED if {"attention_post_norm", "mlp_norm"} <= {*config.norms} else NAMES).get(role, role)
     return name if layer is None else f"layers.{layer}.{name}"
 
@@ -129,12 +137,18 @@ def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
 
 
 def open_tensors(folder: str | os.PathLike) -> Readable:
-    """Returns the folder's tensors under Llama's names."""
+    """Returns a local folder's tensors under Llama's names; none is read yet. Raises like `Tensors` and `arranged`."""
     return arranged(Tensors(folder), folder)
 
 
 def arranged(file: Readable, folder: str | os.PathLike, config: ModelConfig | None = None) -> Readable:
-    """Returns the file's tensors under Llama's names, arranged as its family's record says (`Family.tensors`)."""
+    """Returns the file's tensors under Llama's names, arranged as its family's record says (`Family.tensors`).
+
+    The record is chosen by config.json in `folder`, which also gives `config` by default. Returns `file` itself if it
+    is already arranged, or needs no change. Tensors are read on access.
+
+    Raises FileNotFoundError or ValueError as `model_config`, and ValueError if the record names an unknown role.
+    """
     if isinstance(file, Arranged):
         return file
     fields = families.text_fields(pathlib.Path(folder) / "config.json")
@@ -255,7 +269,7 @@ class Fused:
 
 
 def fusions(config: ModelConfig) -> list[Fused]:
-    """Returns a layer's fused tensors in files of Qwen's families, which are also written."""
+    """Returns the rules by which files of Qwen's families fuse a layer's tensors; [] if it has no such layers."""
     rules, H, heads = [], config.head_dim, config.heads
     if config.attention_gate:
         rules.append(Fused(NAMES["query"], ((NAMES["query"], H), (NAMES["query_gate"], H)), heads))
@@ -283,7 +297,7 @@ def fusions(config: ModelConfig) -> list[Fused]:
 
 
 def unfused(file: Readable, config: ModelConfig) -> Readable:
-    """Returns the file's tensors with each role separate."""
+    """Returns the file's tensors with each role separate, split on access; `file` itself if no rule applies."""
     rules = fusions(config)
     return Unfused(file, rules) if rules else file
 
@@ -341,7 +355,11 @@ Tensor = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
 
 
 def fused(tensors: Iterable[Tensor], config: ModelConfig) -> Iterable[Tensor]:
-    """Fuses role tensors as files of the model's family have them; inverse of `unfused`."""
+    """Yields the tensors as files of the model's family have them; inverse of `unfused`.
+
+    A fused tensor is yielded once its last part has come, and computed when its function is called. If a part never
+    comes, the others are left out.
+    """
     rules = [(part, rule) for rule in fusions(config) for part, _ in rule.parts]
     waiting: dict[str, dict[str, Tensor]] = {}
     for tensor in tensors:

@@ -57,15 +57,19 @@ HARMLESS = {
 
 
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
-    """Returns the base model's hyperparameters, with the LoRA's vocabulary size."""
+    """Returns the base model's hyperparameters, with the LoRA's vocabulary size; `changes` replace fields.
+
+    Raises FileNotFoundError or ValueError as `MergedTensors` and `huggingface.model_config`.
+    """
     file = MergedTensors(folder)
     return huggingface.model_config(file.path, **(file.changes | changes))
 
 
 def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
-    """Loads the base model's decoder with the LoRA merged in float32, then stored as `dtype`.
+    """Loads the base model's decoder, with the LoRA merged in float32 and then stored as `dtype`, onto the mesh.
 
-    Layers beyond those of `config` are omitted. All names and shapes are checked before any tensor is read.
+    Layers beyond those of `config` are omitted. All names and shapes are checked before any tensor is read. Form, `new`
+    and errors are as in `huggingface.load_decoder`.
     """
     check_sums(folder)
     file = MergedTensors(folder)
@@ -135,7 +139,7 @@ class MergedTensors:
         return self._lora.shape(self._whole[name]) if name in self._whole else self._base.shape(name)
 
     def tensor(self, name: str) -> np.ndarray:
-        """Returns the tensor, as float32 if the LoRA changes it, else in its file's type."""
+        """Returns the tensor, as float32 if the LoRA changes it, else in its file's type; ValueError if absent."""
         if name in self._whole:
             return self._lora.tensor(self._whole[name])
         array = self._base.tensor(name)
@@ -146,13 +150,16 @@ class MergedTensors:
 
 
 def open_tensors(folder: str | os.PathLike) -> huggingface.Readable:
-    """Returns the merged tensors under Llama's names."""
+    """Returns the merged tensors under Llama's names; none is read yet. Raises like `MergedTensors`."""
     file = MergedTensors(folder)
     return huggingface.arranged(file, file.path)
 
 
 def read_config(folder: str | os.PathLike) -> LoraConfig:
-    """Returns rank and scale. Raises ValueError for an unsupported or unknown field."""
+    """Returns rank, alpha and kind of scale in adapter_config.json.
+
+    Raises FileNotFoundError if the file is missing, and ValueError for an unsupported, unknown or missing field.
+    """
     path = pathlib.Path(folder) / CONFIG
     fields = Fields(path, read_json(path))
     if fields.fields.get("peft_type") != "LORA":
@@ -165,8 +172,11 @@ def read_config(folder: str | os.PathLike) -> LoraConfig:
 def base_of(folder: str | os.PathLike, base: Given = "") -> pathlib.Path:
     """Returns the folder of the LoRA's base model: `base`, or the name in adapter_config.json.
 
-    A relative name is looked up in the LoRA's folder, then in the working directory, and never downloaded. Raises
-    FileNotFoundError if it is in neither, ValueError if there is no name or the folder is no Hugging Face model's.
+    A relative name is looked up in the LoRA's folder, then in the working directory, and never downloaded; `base` may
+    be in a bucket or on the Hub, and is downloaded.
+
+    Raises FileNotFoundError if there is no such folder, ValueError if there is no name or the folder is no Hugging Face
+    model's, and OSError if a download fails.
     """
     path = pathlib.Path(folder) / CONFIG
     name = os.fspath(local_copy(place_of(base))) if base else read_json(path).get("base_model_name_or_path")

@@ -43,8 +43,10 @@ def causal_lm(
     """Writes a policy as a folder for transformers, vLLM and SGLang: tensors, config.json and tokenizer.
 
     `positions` is the longest context in tokens; a tensor file has about `shard_bytes`. Adapters must be merged.
-    `tied_head` also writes a head equal to the embedding, for servers that exchange their parameters. Raises
-    ValueError, naming the field, if no class of transformers supports the model.
+    `tied_head` also writes a head equal to the embedding, for servers that exchange their parameters. The folder must
+    exist; its tensor files are kept, config.json and tokenizer files are replaced.
+
+    Raises ValueError, naming the field, if no class of transformers supports the model, and OSError if writing fails.
     """
     family, fields = decoder_json(str(folder), config, tokenizer, positions, dtype)
     tensors = list(decoder_tensors(params["decoder"], config, stored_by(fields, config)))
@@ -61,7 +63,7 @@ def causal_lm(
 
 
 def head_tensor(params: Mapping[str, Any], config: ModelConfig) -> Tensor:
-    """Returns the language head as in transformers; the embedding if they are tied."""
+    """Returns the language head `lm_head.weight`, (vocabulary, width); the embedding if they are tied."""
     if config.tied_embeddings:
         embed_VD = params["decoder"]["embed"]
         return LANGUAGE_HEAD, embed_VD.shape, lambda: np.asarray(embed_VD)
@@ -72,10 +74,12 @@ def head_tensor(params: Mapping[str, Any], config: ModelConfig) -> Tensor:
 def decoder_json(
     name: str, c: ModelConfig, tokenizer: Tokenizer, positions: int, dtype: FileDtype
 ) -> tuple[str, dict[str, Any]]:
-    """Returns the model's family in transformers, and the config.json fields shared by all tasks.
+    """Returns (family, fields): `model_type` in transformers, and the config.json fields shared by all tasks.
 
-    RoPE is written as in transformers 4, which transformers 5 and vLLM also read. Raises ValueError, beginning with
-    `name`, with the field that the family cannot express.
+    The caller must add `architectures`, `tie_word_embeddings` and the fields of its head. `positions` is the longest
+    context in tokens. RoPE is written as in transformers 4, which transformers 5 and vLLM also read.
+
+    Raises ValueError, beginning with `name`, with the field that the family cannot express.
     """
     if c.qkv_bias and c.qk_norm:
         raise ValueError(f"{name}: qkv_bias and qk_norm together are no model that transformers has")
@@ -152,7 +156,10 @@ def _by_hand(name: str, c: ModelConfig) -> tuple[str, dict[str, Any]]:
 
 
 def stored_by(fields: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Stored]:
-    """Returns the tensors that files of the family in `fields` name or arrange differently from Llama's."""
+    """Returns {role: Stored} for tensors that files of the family in `fields` name or arrange unlike Llama's.
+
+    `fields` are config.json's, with the `model_type` of a supported family. {} if all are as in Llama.
+    """
     return FAMILIES[fields["model_type"]].tensors(Fields(pathlib.Path(PUBLISHED), dict(fields)), config)
 
 
@@ -262,11 +269,12 @@ def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
 def decoder_tensors(
     params: Mapping[str, Any], config: ModelConfig, stored: Mapping[str, Stored] = FrozenDict()
 ) -> Iterable[Tensor]:
-    """Returns a decoder's parameters, grouped by role, so that each stack is fetched once.
+    """Returns a decoder's parameters as file tensors, e.g. `model.norm.weight`, each computed by its function.
 
-    `stored` has the roles that the family's files name or arrange differently (`stored_by`).
+    They are grouped by role, so that each stack is fetched once. `stored` has the roles that the family's files name or
+    arrange differently (`stored_by`).
 
-    Raises ValueError for a parameter without a name in Hugging Face files.
+    Raises ValueError at once for a parameter without a name in Hugging Face files.
     """
     names = flatten_dict(params, sep="/")
     if unknown := sorted(name for name in names if name.rpartition("/")[2] not in decoder.file_shapes(config)):
@@ -320,7 +328,10 @@ def _arranged(prefix: str, parts: list[tuple[Stored, tuple[int, ...], Callable[[
 def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:
     """Writes one file, named `single`, or shards of about `shard_bytes` and their index. Existing files are kept.
 
-    The host holds one shard and one stack of layers.
+    Each file is written atomically; the folder must exist. The host holds one shard and one stack of layers. Shows a
+    progress bar on a terminal.
+
+    Raises OSError if writing fails, e.g. on a full disk, and ValueError if a number is beyond float16.
     """
     shards: list[list[Tensor]] = [[]]
     size = total = 0

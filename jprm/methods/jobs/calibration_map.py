@@ -76,7 +76,10 @@ Recalibration = Logistic | Piecewise
 
 
 def from_json(record: Mapping[str, Any]) -> Recalibration:
-    """Reads a map written by `to_json`. Raises ValueError if the record is invalid."""
+    """Reads a map as `to_json` gives it, e.g. {"kind": "platt", "slope": 1.2, "intercept": 0.1}.
+
+    Raises ValueError if the record is invalid.
+    """
     logistic = isinstance(record, Mapping) and record.get("kind") in get_args(LogisticKind)
     return options.from_json(Logistic if logistic else Piecewise, record, "recalibration")
 
@@ -108,7 +111,8 @@ def fit(kind: str, score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, "
     so that an optimum exists even if the scores separate the classes. If the best slope is negative (the scores are
     worse than chance), the best monotone map has slope 0, a constant probability.
 
-    Raises ValueError if the split lacks correct or incorrect steps.
+    Raises ValueError if the split lacks correct or incorrect steps, or a score is NaN or outside [0, 1]; KeyError for
+    another kind.
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, bool)
     if not ((score_N >= 0) & (score_N <= 1)).all():
@@ -172,8 +176,12 @@ REMEDY = "run `jprm eval calibration --store`"
 
 
 def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequence[str], neutral: str | None) -> None:
-    """Writes a map (`recalibration`, as JSON), its calibration files and their `neutral` class into the model's
-    folder.
+    """Writes a map (`recalibration`, as by `to_json`) into calibration.json in the model's folder, atomically.
+
+    An earlier map is replaced. The file also holds the run, the step, the calibration files, and the class of
+    neutral ratings there (`neutral`: positive, negative, drop or None).
+
+    Raises ValueError if the map is invalid, and OSError if the folder cannot be written.
     """
     from_json(recalibration)
     checkpoint = {"run": run_id(path_of(prm.name)), "step": prm.step}
@@ -202,7 +210,10 @@ def stored_calibration(prm: PRM) -> Recalibration:
 
 
 def mapped(recalibration: Recalibration, record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a scored record with mapped scores; other outputs stay unchanged."""
+    """Returns a copy of a scored record with mapped `score` values; other outputs, and null scores, stay.
+
+    Raises RecordError if the record is invalid, and ValueError if a score is outside [0, 1].
+    """
     tree = tree_of(record)
     score_N = apply(recalibration, np.array([node.score for node in tree.nodes], float))
     return in_order_of(record, record_of(with_scores(tree, map(as_written, score_N))))

@@ -43,13 +43,13 @@ class Scorer(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that the scores depend on."""
+        """The settings that the scores depend on, as a JSON object, e.g. {"judge": "mean", "samples": 4, "seed": 0}."""
         ...
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the description for results: name, folder, step, and the cost of scoring these records."""
+        """Returns `name`, `folder` and `step` for a result file, and e.g. a judge's cost of scoring these records."""
         ...
 
 
@@ -63,18 +63,24 @@ def score_file(
     prepared: Sequence[dict[str, Any]] | None = None,
     speed: Speed | None = None,
 ) -> str:
-    """Scores a JSON Lines file of chains, pools or trees; returns a one-sentence summary.
+    """Scores a JSON Lines file of chains, pools or trees; returns a one-line summary.
+
+    Resumes and reuses `output` as `write_scores`, whose notes hold here too: every process must call this.
 
     Args:
+      input: plain or gzip, or a prepared folder; also in a bucket.
+      output: the records in order, with scores; appears once it is complete. Until then it is `OUTPUT.part`, and
+        `OUTPUT.info.json` keeps the request.
       on_error: `skip` copies bad lines byte for byte to `OUTPUT.rejects`, and over-long records there as JSON.
       calibrated: map scores through the map stored with the model (`jprm.methods.jobs.calibration_map`).
       prepared: the records, if `input` is only a file that identifies them, e.g. a prepared folder's report.
-      speed: collects the tokens and times of this process.
+      speed: collects the tokens and times of this process; the summary then ends with them.
 
     Raises:
       RecordError: a line is bad and `on_error` is `stop`.
-      ValueError: a host cannot see the input, a chain is too long (with `stop`), or another request wrote the output.
-      FileNotFoundError: `calibrated` is set, but the model has no map.
+      ValueError: a host cannot see the input, a chain is too long (with `stop`), another request wrote the output, or
+        `calibrated` is set for a scorer that is no `PRM`.
+      FileNotFoundError: `input` is missing, or `calibrated` is set and the model has no map.
     """
     output = path_of(output)
     if jax.process_count() > 1 and not multihost.everywhere(path_of(input).exists()):
@@ -138,9 +144,10 @@ def score_atif(
     """Scores a file of ATIF documents; writes each turn's score to `extra.jprm` of its step; returns a summary.
 
     The trajectories go to `OUTPUT.turns.jsonl` like any output of `score_file`, with its options, and are resumed and
-    reused in the same way. The final output is built from them and keeps all other bytes of the input.
+    reused in the same way. The final output is built from them and keeps all other bytes of the input (gzip is
+    unpacked); it replaces an existing file atomically.
 
-    Raises like `score_file`, also if a document is not ATIF.
+    Raises like `score_file`, and RecordError if a document is not ATIF.
     """
     documents = atif.records_of(input)
     turns, flat = f"{output}.turns.jsonl", [record for records in documents for record in records]
@@ -156,12 +163,18 @@ def score_atif(
 
 
 def request_of(prm: PRM | Scorer, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
-    """Returns the settings that the scores depend on: the model, the input's path and age, and `more`."""
+    """Returns a scored file's request: the entries of `identity`, of `input_of` (path and checksum), and `more`.
+
+    Raises FileNotFoundError if the input is missing, and ValueError for a pipe.
+    """
     return {**identity(prm), **input_of(input), **more}
 
 
 def stored_scale(path: str | os.PathLike) -> Scale:
-    """Returns the score scale from `OUT.info.json` beside the file; probabilities by default."""
+    """Returns the score scale in `PATH.info.json` beside the scored file; probabilities if it states no scale.
+
+    Raises ValueError if a newer jprm wrote it.
+    """
     return Scale(**(stored_request(path).get("scale") or {}))
 
 
@@ -178,11 +191,14 @@ def write_scores(
 
     A call with the same request resumes after the last complete chunk. A finished `output` stays, except that a judge
     is asked again about turns without a score. Every process must call this: each scores its chunks, and process 0
-    writes. `total` is the number of records for the progress bar; `mapped` transforms each scored record before it is
-    written; `speed` counts the work of one process.
+    writes. `output` appears once it is complete; until then it is `OUTPUT.part`, and `OUTPUT.info.json` keeps the
+    request, a JSON object. `total` is the number of records for the progress bar, if known; `mapped` transforms each
+    scored record before it is written; `speed` counts the work of one process.
 
     Raises:
       ValueError: `output` belongs to another request, or another process is writing it; it stays unchanged.
+      LongChain: a ValueError: a chain does not fit into the model's context.
+      Exception: an error of the records or the scorer, unchanged; whole chunks stay in `OUTPUT.part`.
     """
     output = path_of(output)
     with contextlib.ExitStack() as stack:
@@ -233,8 +249,10 @@ def _complete(scorer: Scorer, output: Place) -> None:
 def identity(prm: PRM | Scorer) -> dict[str, Any]:
     """Returns the settings that a model's scores depend on, for the request of a scored file.
 
-    The digests change if the model in the folder is replaced at the same step. `scale` is included if scores are not
-    probabilities, so that the file can be evaluated without the model.
+    A `PRM`'s are `model` (its name), `step`, `digests` (of model, config, layout, head and the user's own parts),
+    `dtype` and `attention`; another scorer's are its `identity`. All processes must call this. The digests
+    change if the model in the folder is replaced at the same step. `scale` is included if scores are not probabilities,
+    so that the file can be evaluated without the model.
     """
     if not isinstance(prm, PRM):
         return prm.identity
@@ -259,7 +277,7 @@ def scored_lines(
     Each process computes its chunks on its own devices, so the model must fit on the devices of one process. Chunks are
     packed as in a single process, so the scores are bit-identical. The chunks of a round are neighbours, so the written
     part is always a prefix. `speed` counts a PRM's work in a single process only. A `Scorer` must run in a
-    single process (else ValueError).
+    single process (else ValueError). Works lazily; raises as `prm.score_many`, e.g. LongChain and RecordError.
     """
     if jax.process_count() == 1:
         yield from prm.score_many(records, speed) if isinstance(prm, PRM) else prm.score_many(records)

@@ -48,9 +48,11 @@ def load(
     The decoder is stored as `dtype`: by default bfloat16 on a GPU, in which such models are trained and published, and
     float32 elsewhere. bfloat16 also sets the computation type. `attention` is the implementation
     (`jprm.model.attention`): by default `gpu_kernel` on a GPU and `blocked` elsewhere. With `reference`, the folder may
-    also be any language model, or a GGUF file: the score is the log ratio of the two.
+    also be any language model, or a GGUF file: the score is the log ratio of the two. Both names may also be addresses
+    on the Hub, which are downloaded. `mesh` divides this process's devices, by default as `MeshConfig()`.
 
-    Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before any device is used.
+    Raises FileNotFoundError or ValueError, naming file, field, tensor or token, before any device is used; OSError if a
+    download fails.
     """
     place = place_of(folder)
     folder, place = local_copy(place), place.resolve()
@@ -155,7 +157,10 @@ class _Model:
 
 
 def context_of(a: Adapter, *models: pathlib.Path) -> int | None:
-    """Returns the longest chain in tokens that the adapter and the models' files allow, if any states a limit."""
+    """Returns the longest chain in tokens that the adapter and the models' files allow; None if none states a limit.
+
+    `models` are Hugging Face folders and GGUF files. Raises ValueError if their metadata is damaged.
+    """
     limits: list[Any] = [a.context]
     for model in models:
         if kind_of(model) == "gguf":
@@ -215,9 +220,10 @@ _PROBE = "A probe of merges: 3 apples + 12.5 = 15.5, na\u00efve \u4f60\u597d\n\n
 
 
 def check_one_tokenizer(tokenizer: Tokenizer, other: Tokenizer, size: int, path: Any, other_path: Any) -> None:
-    """Raises ValueError, naming both models, unless both tokenizers encode text to equal ids below `size`.
+    """Raises ValueError, naming both models, unless both tokenizers encode a sample text equally and share all ids.
 
-    A chat model may have more special tokens than its base, and more unused embedding rows.
+    `size` is the number of embedding rows of the model of `other`, which must cover the ids of `tokenizer`. Ids above
+    the smaller vocabulary are not compared: a chat model may have more special tokens than its base.
     """
     shared = min(tokenizer.vocab_size, other.vocab_size)
     same = tokenizer.encode(_PROBE) == other.encode(_PROBE) and tokenizer.vocab_size <= size
@@ -229,9 +235,11 @@ def check_one_tokenizer(tokenizer: Tokenizer, other: Tokenizer, size: int, path:
 
 
 def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Adapter:
-    """Fills in problem, system, closing and control tokens from the folder's chat template.
+    """Returns a copy with problem, system, closing and control tokens of the folder's chat template.
 
-    White space around steps is kept if the template keeps it.
+    White space around steps is kept if the template keeps it; `system` is () if the template takes no system message.
+
+    Raises FileNotFoundError or ValueError as `conversation_of`.
     """
     (problem, end), system = conversation_of(folder), ()
     with contextlib.suppress(ValueError):  # a template may refuse a system message, or leave it out
@@ -246,7 +254,7 @@ def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Ada
 
 
 def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) -> TemplateLayout:
-    """Builds the layout of an adapter's templates; `ids` are the ids of its tokens."""
+    """Builds the layout of an adapter's templates; `ids` are the ids of its tokens, as from `token_ids`."""
     a = adapter
     others = {reader: layout_of(a.in_benchmark(reader), tokenizer, ids) for reader in a.benchmarks or ()}
     return TemplateLayout(
@@ -255,7 +263,7 @@ def layout_of(adapter: Adapter, tokenizer: Tokenizer, ids: Mapping[str, int]) ->
 
 
 def token_ids(adapter: Adapter, tokenizer: Tokenizer, vocab_size: int, where: str | os.PathLike) -> dict[str, int]:
-    """Returns the ids of the adapter's tokens in the folder's tokenizer.
+    """Returns {text: id} of `adapter.tokens` in the folder's tokenizer; `where` names the folder in errors.
 
     A token is looked up by its text, if that is one token, else by its name, as for control tokens.
 

@@ -325,7 +325,7 @@ def _of_steps(labels: tuple[str, ...]) -> bool:
 
 
 def correct_of(labels: Sequence[str]) -> list[str]:
-    """Returns the labels that mean a correct step."""
+    """Returns the labels that mean a correct step, in order, e.g. ["right"], maybe []; numbers have no meaning."""
     return [label for label in labels if label.lower().removeprefix("step_").replace(" ", "_") in _GOOD]
 
 
@@ -334,16 +334,16 @@ _GOOD = _CORRECT - {"1", "+", "yes"} | {"correct_step", "no_error", "none", "no_
 
 
 def labels_of(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the class names in a config.json, "" for a missing one."""
+    """Returns the class names of `id2label` in config.json's fields, by id; "" if one is missing, () if all are."""
     table = fields.get("id2label")
     return tuple(str(table.get(str(i), "")) for i in range(len(table))) if isinstance(table, dict) else ()
 
 
 def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
-    """Fills in channels from config.json's labels, and the score.
+    """Returns a copy with config.json's labels as channels and as outputs, and the score's label if it has no score.
 
-    Raises ValueError if config.json has no labels, or if the adapter has no score and not exactly one label means
-    correct.
+    Raises ValueError if config.json has no labels, a blank or repeated one, or one named `score`, or if the adapter has
+    no score and not exactly one label means correct; FileNotFoundError if there is no config.json.
     """
     fields = read_json(folder / CONFIG)
     table, labels = fields.get("id2label"), labels_of(fields)
@@ -364,14 +364,21 @@ def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
 
 
 def named(adapter: str) -> Adapter:
-    """Finds the adapter: a JSON file, a published name, or the user's own (`module:NAME`, `FILE.py:NAME`)."""
+    """Finds the adapter: a file `NAME.json`, a published name, or the user's own (`module:NAME`, `FILE.py:NAME`).
+
+    Raises as `read` for a JSON file, and as `find_part` (ValueError) for the others.
+    """
     if str(adapter).endswith(".json"):
         return read(adapter)
     return find_part(str(adapter), PUBLISHED, "adapter", Adapter, files=True)
 
 
 def recognise(folder: pathlib.Path) -> Adapter:
-    """Returns a folder's `adapter.json`, or the first published adapter that fits its signs; else raises ValueError."""
+    """Returns a local folder's `adapter.json`, or the first published adapter whose signs fit its files.
+
+    Raises ValueError if no adapter fits, the labels do not say which one means correct, or a file is damaged;
+    FileNotFoundError if config.json, tensors or tokenizer are missing.
+    """
     if (folder / FILE).is_file():
         return read(folder / FILE)
     lora = kind_of(folder) == "peft"
@@ -414,9 +421,13 @@ def recognise(folder: pathlib.Path) -> Adapter:
 
 
 def read(path: str | os.PathLike) -> Adapter:
-    """Reads the adapter in a JSON file. Raises ValueError or FileNotFoundError, naming file and field.
+    """Reads the adapter in a JSON file, also in a bucket.
 
-    If the file has `like`, this record of `PUBLISHED` gives the fields that are left out.
+    If the file has `like`, this record of `PUBLISHED` gives the fields that are left out, except a `name`: this is then
+    the folder's. Relative `base` and `reference` are looked up beside the file.
+
+    Raises FileNotFoundError if the file is missing, and ValueError, naming file and field, if a field is unknown or
+    invalid.
     """
     path = path_of(path)
     if not path.is_file():

@@ -103,12 +103,12 @@ class Adapter:
 
     @property
     def score_scale(self) -> Scale:
-        """Meaning of its scores."""
+        """Threshold, vote weight and redundancy threshold; a threshold of None is 0.5, a weight of None `score`."""
         threshold = 0.5 if self.threshold is None else self.threshold
         return Scale(threshold, cast(Any, self.weight or "score"), self.redundancy_threshold)
 
     def in_benchmark(self, reader: str) -> Adapter:
-        """Returns the record as in the authors' script for the reader's benchmark."""
+        """Returns the record with the fields of `benchmarks[reader]`; itself if there are none."""
         fields = (self.benchmarks or {}).get(reader)
         return dataclasses.replace(self, **fields, benchmarks=None) if fields else self
 
@@ -171,7 +171,7 @@ def _wrong(a: Adapter) -> str:
 
 
 def to_json(adapter: Adapter) -> dict[str, Any]:
-    """Returns the record as `jprm.methods.formats.adapters.published.read` takes it."""
+    """Returns the record as `published.read` takes it: all fields but nulls, and but empty `labels` and `outputs`."""
     fields = dataclasses.asdict(adapter)
     absent = {name for name in ("labels", "outputs") if not fields[name]}  # so that older records keep their digests
     return {name: value for name, value in fields.items() if value is not None and name not in absent}
