@@ -60,9 +60,12 @@ class CachedModel(Protocol):
 
 
 class Slots:
-    """Keys, values and hidden states for `size` tokens on a model's devices, one slot per token.
+    """Keys, values and hidden states for `size` tokens on a model's devices, one slot per token, numbered from 0.
 
-    For a recurrent model there are also `nodes` places for the states after a tree's nodes.
+    For a recurrent model there are also `nodes` places for the states after a tree's nodes. Methods that compute or
+    store change the pool in place, and compile each new shape.
+
+    Raises NotImplementedError if a layer cannot decode with a cache, or a recurrent model has `nodes` 0.
     """
 
     def __init__(self, model: CachedModel, size: int, nodes: int = 0):
@@ -80,7 +83,10 @@ class Slots:
             self._pool = empty_pool(self.model.config, self.size, self.nodes)
 
     def take_state(self) -> int:
-        """Returns a free place for a node's state, doubling the places if full; -1 for a model without states."""
+        """Takes and returns a free place for a node's state, doubling the places if full; -1 without recurrent states.
+
+        A place is given back by appending it to `free_states`.
+        """
         if not self.nodes:
             return -1
         if not self.free_states:
@@ -91,7 +97,7 @@ class Slots:
         return self.free_states.pop(0)
 
     def take(self, count: int) -> np.ndarray:
-        """Returns `count` free slots, doubling the pool if too few are free."""
+        """Takes and returns `count` free slots, (count,) indices, doubling the pool if too few are free."""
         while count > len(self.free):
             with jax.set_mesh(self.model.mesh):
                 self._pool = _doubled(self._pool)
@@ -101,6 +107,7 @@ class Slots:
         return taken
 
     def put_back(self, *slots: np.ndarray) -> None:
+        """Frees arrays of slots, which must be taken."""
         self.free = np.concatenate([self.free, *slots])
 
     def rows(self, count: int) -> int:
@@ -121,8 +128,8 @@ class Slots:
     ) -> None:
         """Computes the tokens ids[p], each row after the tokens in slots paths[p], and stores them in slots[p].
 
-        Rows are padded to T new tokens and S earlier tokens. states[p] are the places for the row's initial state (-1:
-        none) and final state. Without `run` the program is only compiled.
+        Rows are padded to T new tokens and S earlier tokens, and must be no longer. states[p] are the places for the
+        row's initial state (-1: none) and final state. Without `run` the program is only compiled.
         """
         P = self.rows(len(ids))
         tokens_PT, place_PT = np.zeros((P, T), np.int32), np.full((P, T), self.size, np.int32)  # padding: nowhere
@@ -154,7 +161,7 @@ class Slots:
             return _past(self._pool.cache, *put_rows((path_RS, above_R), self.model.mesh))
 
     def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
-        """Stores each cache row's first keys and values, as many as slots[row] has slots, but no hidden states.
+        """Stores each cache row's first keys and values in slots[row], as many as there are, but no hidden states.
 
         So nothing can be read at these slots; other tokens can be computed after them.
         """
@@ -174,10 +181,10 @@ class Slots:
         *,
         run: bool = True,
     ) -> dict[str, Float[np.ndarray, "P E"]]:
-        """Returns named outputs for the steps ending in slots ends[p], padded to E per row.
+        """Returns {output name: (P, E)}, e.g. `score`, for the steps ending in slots ends[p]; P is len(ends).
 
-        parents[p] are the previous steps' places in the row, or -1. Without `run` the program is only compiled,
-        and there are no outputs.
+        A row's values beyond its own steps are padding. parents[p] are the previous steps' places in the row, or -1.
+        Without `run` the program is only compiled, and the result is {}.
         """
         P, mesh = self.rows(len(ends)), prm.mesh
         end_PE, parent_PE = np.zeros((P, E), np.int32), np.full((P, E), -1, np.int32)
@@ -309,7 +316,8 @@ class _Node:
 class LiveTrees:
     """A scorer for trees that grow during a search; equal to `prm.score_many` up to rounding.
 
-    Released slots are reused, and doubled when full.
+    Handles are ints, never reused. Released slots are reused, and doubled when full. After an error the trees are as
+    before the call.
 
     Attributes:
       tokens: real tokens computed so far, each problem and step once.
@@ -326,14 +334,18 @@ class LiveTrees:
         self._handles = itertools.count()
 
     def open(self, problems: Sequence[str]) -> list[int]:
-        """Computes the problems' tokens; returns a handle for each root."""
+        """Computes the problems' tokens; returns a handle for each root, in order. Equal problems are separate roots.
+
+        Raises ValueError for a problem longer than the model's context.
+        """
         return self._append([-1] * len(problems), [self._prm.layout.problem(problem) for problem in problems])[0]
 
     def extend(self, parents: Sequence[int], steps: Sequence[str]) -> tuple[list[int], Float[np.ndarray, " P"]]:
-        """Appends steps[i] below parents[i]; returns the new handles and (P,) float32 scores.
+        """Appends steps[i] below parents[i]; returns the new handles and (P,) float32 scores, in order.
 
         Raises:
-          ValueError: an unknown or released parent, a step without tokens, or a chain longer than the model's context.
+          ValueError: an unknown or released parent, a step without tokens, a chain longer than the model's context, or
+            unequal lengths of `parents` and `steps`.
           FloatingPointError: a non-finite score.
         """
         for parent in parents:
@@ -359,7 +371,7 @@ class LiveTrees:
         return handles, score_P
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees these handles' slots unless a live descendant needs them; unknown handles are ignored."""
+        """Frees these handles' slots once no live descendant needs them; unknown and released handles are ignored."""
         for handle in handles:
             if handle not in self._nodes:
                 continue
@@ -449,6 +461,9 @@ class PrefixCache:
     out, the least recently used are taken, from branch ends. Callers share no tokens, so response times do not reveal
     what another caller has scored.
 
+    Args:
+      slots: number of tokens in the cache, which never grows.
+
     Raises NotImplementedError if the model cannot be decoded with a cache.
     """
 
@@ -466,10 +481,13 @@ class PrefixCache:
         self._now = 0  # counts calls: when a slot was used
 
     def outputs_of(self, tree: ReasoningTree, caller: str) -> tuple[dict[str, Float[np.ndarray, " N"]], int]:
-        """Returns a tree's named outputs, like `PRM.outputs_of`, and how many of its tokens were in the cache.
+        """Returns {output name: (N,)}, e.g. `score`, by node, and how many of the tree's tokens were in the cache.
 
-        Only trees with the same `caller` (a secret text) share cached tokens. Raises ValueError if the tree has more
-        tokens than the cache has slots; else like `PRM.outputs_of`.
+        Every node must be a step, not a message. Only trees with the same `caller` (a secret text) share cached tokens.
+
+        Raises:
+          ValueError: the tree has more tokens than the cache has slots, or a chain is too long for the model.
+          FloatingPointError: a non-finite output.
         """
         tokens = token_tree(tree, self._prm.layout)
         shape = geometry(tokens.length_R, tokens.parent_R)
@@ -501,7 +519,7 @@ class PrefixCache:
         return outputs, total - len(new)
 
     def warm_up(self) -> None:
-        """Compiles everything that `outputs_of` needs, without running it."""
+        """Compiles everything that `outputs_of` needs, without running it; waits until it is done."""
         for S in padded_sizes(self.slots, SHORTEST_PREFIX, 4):
             path_N = np.zeros(min(S, self.slots), np.int64)
             self._slots.extend([[]], [path_N[:0]], [path_N], EDIT, S, run=False)

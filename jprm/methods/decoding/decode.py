@@ -60,12 +60,15 @@ class Past:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def empty_cache(config: ModelConfig, rows: int, size: int) -> Cache:
-    """Returns zeros for `size` tokens per row, split over the current mesh."""
+    """Returns zeros for `size` tokens in each of `rows` rows, split over the current mesh. Raises as `check`."""
     return _zeros(config, (rows, config.kv_heads, size, config.head_dim), ("batch", "kv_heads"), rows)
 
 
 def empty_slots(config: ModelConfig, size: int, nodes: int = 0) -> Cache:
-    """Returns zeros for `size` tokens and `nodes` recurrent states; only heads are split over devices."""
+    """Returns zeros for `size` tokens and `nodes` recurrent states, in slots; only heads are split over devices.
+
+    Raises as `check`.
+    """
     return _zeros(config, (size, config.kv_heads, config.head_dim), (None, "kv_heads"), nodes)
 
 
@@ -110,7 +113,10 @@ def mapped(
 
 
 def check(config: ModelConfig) -> None:
-    """Raises NotImplementedError if a layer cannot continue from a cache."""
+    """Raises NotImplementedError, naming the mixers, if a layer cannot continue from a cache.
+
+    Raises ValueError if `config.attention` is no softmax attention.
+    """
     mixers = {layers.kinds_of(config, layer)[0] for layer in range(config.layers)}
     if unknown := sorted(name for name in mixers if layers.find(name).cached is None):
         raise NotImplementedError(
@@ -387,7 +393,12 @@ class DecodingState:
 
 @functools.partial(jax.jit, static_argnums=1)
 def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
-    """Returns the keys for prompt row_R[r] for every r, without its last token, with which decoding begins."""
+    """Returns the `Past` with row r for prompt row_R[r], without its last token, with which decoding begins.
+
+    Args:
+      tokens_US: U prompts, padded at the end.
+      length_U: their lengths, at least 1.
+    """
     S = tokens_US.shape[1]
     position_US = jnp.zeros_like(tokens_US) + jnp.arange(S)
     _, cache = forward(params, config, tokens_US, position_US, length_B=length_U - 1)
@@ -455,7 +466,10 @@ def decode_samples(
     params, config: ModelConfig, temperature, top_p, samples: DecodingState, past, first_B, key_B, table_VP, stop_V,
     at_step, limit, needed_B, enough, entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
-    """Decodes until all needed samples have ended, or all samples in `enough` rows, or a running sample has no room."""
+    """Decodes until all needed samples have ended, or all samples in `enough` rows, or a running sample has no room.
+
+    Arguments as in `next_token`; `needed_B` marks the needed samples. The arrays of `samples` are reused (donated).
+    """
     room, R = samples.written_BN.shape[1], len(past.seen_RS)
 
     def again(s: DecodingState):
@@ -470,7 +484,7 @@ def decode_samples(
 
 @functools.partial(jax.jit, static_argnums=1)
 def grown(samples: DecodingState, size: int) -> DecodingState:
-    """Enlarges the samples' rings to `size` tokens; tokens keep their order before `count`."""
+    """Returns samples with rings of `size` tokens; tokens keep their order, and `count` becomes the old room."""
     room = samples.written_BN.shape[1]
 
     def pad(x: Array, axis: int) -> Array:
@@ -483,13 +497,13 @@ def grown(samples: DecodingState, size: int) -> DecodingState:
 
 
 def padded(x: Array, axis: int, size: int) -> Array:
-    """Pads an axis with zeros to `size`."""
+    """Pads an axis with zeros at the end to `size`, which must not be less."""
     return jnp.pad(x, [(0, size - n if i == axis else 0) for i, n in enumerate(x.shape)])
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def refilled(past: Past, new: Past, new_R) -> Past:
-    """Takes the prompts of `new` in the rows marked by the mask `new_R`."""
+    """Returns `past` with the prompts of `new` in the rows marked by the mask `new_R`; reuses the arrays of `past`."""
 
     def either(a: Array, b: Array) -> Array:
         return jnp.where(reshape(new_R, (len(new_R), *[1] * (a.ndim - 1)), "batch"), b, a)
@@ -499,14 +513,17 @@ def refilled(past: Past, new: Past, new_R) -> Past:
 
 @functools.partial(jax.jit, static_argnums=1)
 def longer(past: Past, size: int) -> Past:
-    """Pads the past to prompts with `size` tokens."""
+    """Returns the past padded to prompts with `size` tokens; the new places are unseen."""
     cache = mapped(lambda x: padded(x, 2, size), None, past.cache)
     return Past(cache, padded(past.seen_RS, 1, size))
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def of_rows(state, row_Q, m: int):
-    """Selects rows of a state (samples, first_B, key_B, past): m entries per row, but one in `past`."""
+    """Returns the rows row_Q, in this order, of a state (samples, first_B, key_B, past).
+
+    A row has m samples, but one prompt in `past`.
+    """
     index_B = (row_Q[:, None] * m + jnp.arange(m)).reshape(-1, out_sharding=sharding("batch"))
     samples, first_B, key_B, past = state
 
@@ -520,7 +537,7 @@ def of_rows(state, row_Q, m: int):
 
 @jax.jit
 def keys(number_B, hash_B):
-    """Returns the random key of every sample, from its number and its text's hash (`text_hash`)."""
+    """Returns (B,) random keys, from uint32 sample numbers and text hashes (`text_hash`)."""
     return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
 
 
@@ -536,7 +553,8 @@ def progress_table(tokenizer: Tokenizer, delimiter: str, vocab_size: int) -> Int
     """Returns the progress after a token, by (token, progress before it); -1 if the token ends a step.
 
     Progress counts the delimiter characters at the text's end, plus the delimiter's length if anything but
-    white space precedes them: a blank step does not count. A delimiter may end inside a token.
+    white space precedes them: a blank step does not count. It is 0 at first, and below P, twice the delimiter's length.
+    A delimiter may end inside a token. Ids from the tokenizer's size to `vocab_size` count as empty text.
     """
     size, letters = len(delimiter), set(delimiter)
     table = np.zeros((vocab_size, 2 * size), np.int8)
@@ -573,7 +591,8 @@ _BLOCK = 128
 def draw(key_B: Key[Array, " B"], logit_BV: Float[Array, "B V"], temperature: float, top_p: float) -> Int[Array, " B"]:
     """Samples a token per row from softmax(logit / temperature), restricted to the fewest tokens with mass >= `top_p`.
 
-    Temperature 0 takes the most probable token. Tokens as probable as the nucleus' last one belong to it.
+    Returns int32 token ids. Temperature 0 takes the most probable token. Tokens as probable as the nucleus' last one
+    belong to it.
 
     The nucleus is {v: mass of the tokens more probable than v < top_p}. Every round samples from all remaining tokens.
     A token outside the nucleus shows that no equally or less probable token is inside, so the next round samples from
@@ -619,7 +638,7 @@ def log_probabilities(
 
 
 def top_entropy(logit_BV: Float[Array, "B V"], k: int) -> Float[Array, " B"]:
-    """Returns each row's entropy, in nats, of the softmax over its k largest logits."""
+    """Returns each row's entropy, in nats, of the softmax over its k largest logits, or all if there are fewer."""
     log_BK = jax.nn.log_softmax(jax.lax.top_k(logit_BV, min(k, logit_BV.shape[1]))[0])
     return -jnp.sum(jnp.exp(log_BK) * log_BK, axis=-1)
 

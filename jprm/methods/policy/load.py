@@ -32,9 +32,12 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
     `SamplerConfig`. A JSON file describes a server, {"url": ..., "model": ...} with further fields of `ServerConfig`,
     or a model, {"model": PATH} with further fields of `SamplerConfig`.
 
+    A model is loaded at once; a server is not contacted before the first sample.
+
     Raises:
       RecordError: the file is not a JSON object, or a field is unknown, missing or of the wrong type.
       FileNotFoundError, ValueError: the model is absent, damaged or not supported.
+      OSError: the Hub lacks the model (`hf://...`), or is unreachable.
     """
     path = place_of(path)
     if not (path.is_dir() or path.is_file()):  # a pipe would be waited for
@@ -45,7 +48,10 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
 
 
 def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
-    """Returns the object in a policy's JSON file. Raises RecordError for other content, or FileNotFoundError."""
+    """Returns the object in a policy's JSON file, unchecked, e.g. {"url": ..., "model": ...}.
+
+    Raises RecordError for other content or more than 1 MB, FileNotFoundError unless `path` is a file.
+    """
     path = path_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Give a policy's JSON file")
@@ -61,7 +67,8 @@ def policy_settings(path: str | os.PathLike) -> dict[str, Any]:
 def policy_of(settings: dict[str, Any], where: str) -> Policy:
     """Builds the policy described by the fields of a JSON file, e.g. {"url": ..., "model": ...}.
 
-    Raises as `load_policy`; `where` names the file.
+    With `url` it is a `ServerPolicy`, else a `Sampler` whose weights are loaded here. Raises as `load_policy`; `where`
+    names the file in errors.
     """
     if "model" not in settings:
         raise RecordError(where, "model", "is absent", _REMEDY)

@@ -73,6 +73,8 @@ class ServerConfig:
       retries: attempts after the first, on time-outs, lost connections, unreadable replies and e.g. status 429 or 503.
       backoff_s: the first wait is uniform in [backoff_s / 2, backoff_s]; each later range doubles, up to 60 s. A longer
         `Retry-After` is honoured.
+
+    Raises ValueError if an address is malformed or repeated, or a setting is out of range or does not fit another.
     """
 
     url: str | tuple[str, ...]
@@ -116,7 +118,7 @@ class ServerConfig:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All server addresses."""
+        """All server addresses, as written, also if `url` is one text."""
         return (self.url,) if isinstance(self.url, str) else tuple(self.url)
 
 
@@ -179,10 +181,13 @@ class _Servers:
 
 
 class ServerPolicy:
-    """A `Policy` sampling from one or several servers with the same model.
+    """A `Policy` sampling from one or several servers with the same model. None is contacted before the first sample.
+
+    A request that is refused, or fails until retries or time are used up, gives a sample marked `error`.
 
     Attributes:
-      took: callback of `sample` for each finished sample; sample j of prefix i has position i * n + j.
+      took: callback (position, sample) for each finished sample, failed ones included; sample j of prefix i has
+        position i * n + j.
 
     Raises:
       ValueError: the environment variable for the key is unset or invalid, or `template` cannot be used.
@@ -207,11 +212,11 @@ class ServerPolicy:
         self._silent = False  # whether log-probabilities were missed, which is reported once
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """See `Policy.sample`.
+        """See `Policy.sample`; blocks until every sample has ended or failed.
 
         Raises:
           RuntimeError: the caller runs in an event loop; await `sample_async` there.
-          ValueError: the chat server does not continue an unfinished message.
+          ValueError: the chat server does not continue an unfinished message, or the key's variable is now unset.
         """
         try:
             asyncio.get_running_loop()
@@ -220,7 +225,7 @@ class ServerPolicy:
         raise RuntimeError("an event loop is running: await ServerPolicy.sample_async instead of calling sample")
 
     async def sample_async(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """See `Policy.sample`; awaits up to `concurrency` requests at once."""
+        """See `Policy.sample`; awaits up to `concurrency` requests at once. Raises ValueError as `sample`."""
         config = self.config
         key, slots = self._key(), asyncio.Semaphore(config.concurrency)
         limits = httpx2.Limits(max_connections=config.concurrency)
@@ -292,7 +297,7 @@ class ServerPolicy:
 
             def read(reply: Any, body: Mapping[str, Any] = body) -> tuple[Sample, str]:
                 self._check_prompt(body, reply)
-                return read_reply(config, prefix, until, reply)
+                return read_reply(config, until, reply)
 
             sample, text = await self._ask(client, body, read)
             if config.logprobs and sample.logprob is None and not self._silent:
@@ -435,9 +440,15 @@ MOST_OF_A_DIGIT = 2
 
 
 def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, lead: str = "") -> dict[str, Any]:
-    """Returns the JSON request for one sample after the prefix, as a completion or a chat.
+    """Returns the JSON body of a request for one sample after the prefix; sends nothing.
 
-    `until` is `step` (stop at the delimiter) or `end`. `lead`: blank steps with which the sample has begun.
+    It has `prompt` (completions) or `messages` (chat), `model`, `seed` as given, the sampling settings, the keys of
+    `extra` that are not null, and a token limit.
+
+    Args:
+      until: `step` adds the delimiter as `stop`; `end` adds no stop.
+      seed: the sample's number.
+      lead: text of blank steps with which the sample has begun.
     """
     # Where turns are marked by control tokens, a problem or a step that names one would begin a turn
     data = guarded if config.endpoint == "chat" or CONTROL.search(config.prompt) else str
@@ -548,11 +559,14 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
     return f"<think>\n{thoughts.strip()}" + (f"\n</think>\n\n{text}" if text else "")
 
 
-def read_reply(config: ServerConfig, prefix: Prefix, until: str, reply: Any) -> tuple[Sample, str]:
-    """Returns the sample in a reply to a request for a step or a whole chain (`until`), and its text.
+def read_reply(config: ServerConfig, until: str, reply: Any) -> tuple[Sample, str]:
+    """Returns the sample in a reply (parsed JSON) to a request for a step or a whole chain (`until`), and its raw text.
 
-    A blank step is a sample without steps and with reason `step`. Raises ValueError unless the reply has exactly one
-    choice with text, a known `finish_reason` and a token count.
+    A blank step is a sample without steps and with reason `step`. Log-probabilities are None and () unless
+    `config.logprobs` is set and all of them are valid.
+
+    Raises ValueError unless the reply has exactly one choice with text, a known `finish_reason` and
+    `usage.completion_tokens`.
     """
     text = _text(config, reply)
     (choice,) = reply["choices"]

@@ -47,6 +47,8 @@ class Sample:
 
     The last four fields are empty in stored samples, and if the policy was not asked to report them or does not know
     them.
+
+    Raises ValueError for an unknown `finish_reason`, a blank step, or `error` and `finish_reason` that disagree.
     """
 
     steps: tuple[str, ...]  # the new, non-blank steps; empty if the policy considers the chain finished
@@ -80,6 +82,8 @@ class Policy(Protocol):
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """Returns n samples per prefix, in order: one step each (`until="step"`) or the rest of the chain (`"end"`).
 
+        Blocks until all are drawn. Result [i][j] is sample j of prefix i.
+
         Sample j of a prefix has number `seed + j`. Samples with equal numbers must be equally distributed, and
         identical if the policy is deterministic; with different numbers they must be independent.
 
@@ -93,15 +97,25 @@ class TurnPolicy(Protocol):
     """Methods of a policy acting in an environment: its steps are turns, rewarded by the environment."""
 
     def know(self, path: str | os.PathLike) -> None:
-        """Reads the tasks in a file."""
+        """Reads the tasks in a file of problems, for later calls; a later task replaces one with its problem.
+
+        Raises RecordError, ValueError or FileNotFoundError as `read_problems`.
+        """
         ...
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a message tree to a step tree."""
+        """Converts a message tree to a tree with a step per turn, and registers its task.
+
+        Raises RecordError if it has no messages or no turns, or does not begin as the environment does; OSError if the
+        environment cannot begin.
+        """
         ...
 
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a step tree to a message tree."""
+        """Converts a step tree to a message tree that begins with the environment's messages.
+
+        Raises KeyError for an unknown task, ValueError for a step that is not a turn, OSError as `steps_of`.
+        """
         ...
 
 
@@ -134,11 +148,15 @@ def read_problems(
 ) -> Iterator[tuple[bytes, Problem]]:
     """Yields (line, problem) from a file or prepared folder of records with `problem` and optionally `answer`.
 
-    Other keys are kept, except those about earlier chains, e.g. `steps` and `empty_samples`.
+    `line` is the record's JSON with its line end. Other keys are kept in `Problem.extra`, except those about earlier
+    chains, e.g. `steps` and `empty_samples`. With on_error='skip', bad lines go to `rejects` and are left out.
+
+    The file is opened only when the first problem is asked for.
 
     Raises:
-      RecordError: a record is bad, e.g. has a system message, and on_error='stop'. 'skip' sends the line to `rejects`.
-      ValueError: the file is empty.
+      RecordError: a record is bad, e.g. has a system message or a repeated `id`, and on_error='stop'.
+      FileNotFoundError: the file is absent.
+      ValueError: the file is empty or damaged, `on_error` is unknown, or 'skip' comes without `rejects`.
     """
     reject = reject_with(on_error, rejects)
     count(path)  # not empty

@@ -25,6 +25,7 @@ class PolicyError(ValueError):
 
 
 def prefix_key(prefix: Prefix) -> str:
+    """Returns the SHA-256 hex digest of the problem and steps, under which samples are stored."""
     return hashlib.sha256(json.dumps([prefix.problem, *prefix.steps]).encode()).hexdigest()
 
 
@@ -32,11 +33,13 @@ class KeptPolicy:
     """A `Policy` that stores another policy's samples in a JSON Lines file, and samples only missing ones.
 
     Samples are stored before a call returns. Failed ones are not stored, so they are sampled again. Derived data, e.g.
-    whether an answer is correct, are not stored either. As a context manager, it locks the file; in a bucket, where
-    the file consists of pieces (`jprm.io.storage.Appended`), the second concurrent writer is refused.
+    whether an answer is correct, are not stored either. It must be entered (`with`) before use: this creates the file
+    and its folder if absent, reads it, and locks it until the end of the block. In a bucket, where the file consists of
+    pieces (`jprm.io.storage.Appended`), the second concurrent writer is refused. Samples under another policy's name
+    are kept in the file, and ignored. It raises when entered.
 
     Attributes:
-      sampled: number of samples given to this object by the other policy.
+      sampled: number of samples drawn by the other policy and stored by this object.
 
     Raises:
       RecordError: a line, named FILE:LINE, is not a sample. An incomplete last line, left by a kill, is cut off.
@@ -65,20 +68,27 @@ class KeptPolicy:
         return bool(self._kept)
 
     def missing(self, key: str, n: int, until: Until, seed: int) -> list[tuple[int, int]]:
-        """Returns (first, count) for each run of missing numbers in seed .. seed + n - 1 of a prefix."""
+        """Returns (first, count) for each run of missing numbers in seed .. seed + n - 1; [] if all are stored.
+
+        `key` is the prefix's `prefix_key`.
+        """
         return consecutive([number for number in range(seed, seed + n) if (until, key, number) not in self._kept])
 
     @property
     def tokens(self) -> int:
-        """Generated tokens in all stored samples of this policy: their total cost, including stopped runs."""
+        """Generated tokens in all stored samples of this policy, also from earlier runs: their total cost."""
         return sum(sample.tokens for sample in self._kept.values())
 
     def kept(self, prefix: Prefix, n: int, until: Until, seed: int) -> list[Sample]:
-        """Returns the stored ones among samples seed .. seed + n - 1 of a prefix, in order."""
+        """Returns the stored ones among samples seed .. seed + n - 1 of a prefix, in order; may be empty."""
         key = prefix_key(prefix)
         return [self._kept[place] for i in range(seed, seed + n) if (place := (until, key, i)) in self._kept]
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
+        """See `Policy.sample`; asks the other policy only for missing samples, and passes its errors on.
+
+        After an error the samples of completed calls to it are stored. Equal prefixes get equal samples.
+        """
         keys = [prefix_key(prefix) for prefix in prefixes]
         missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)
         for key, prefix in zip(keys, prefixes, strict=True):
@@ -126,7 +136,7 @@ class KeptPolicy:
 
 
 def consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Splits increasing numbers into consecutive runs, as (first, count)."""
+    """Splits increasing numbers into consecutive runs, as (first, count), e.g. [3, 4, 7] into [(3, 2), (7, 1)]."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and sum(runs[-1]) == number:

@@ -80,6 +80,8 @@ class SamplerConfig:
       entropies: store the entropy before each token over so many most probable tokens, at the sampling temperature; 0
         stores no entropies.
       dtype: storage type of matrices; empty for the model's computation type. With int8, the head is bfloat16.
+
+    Raises ValueError if a setting is out of range, or `prompt` lacks `{problem}`.
     """
 
     temperature: float = 0.8
@@ -132,7 +134,7 @@ class Drawn:
     entropy_N: Float32[np.ndarray, " N"] | None = None
 
     def followed(self, new: Drawn) -> Drawn:
-        """Appends a continuation; drops entropies."""
+        """Returns this sample with a continuation appended, and the continuation's reason; drops entropies."""
         logprob_N = np.concatenate([self.logprob_N, new.logprob_N])
         return Drawn(self.ids + new.ids, logprob_N, self.logprob + new.logprob, new.finish_reason)
 
@@ -151,9 +153,11 @@ class Sampler:
       params, config: the model's, with one group per layer, and key-value heads repeated for the mesh.
       devices: number of row parts on the mesh.
       watch: progress callback during a call: count of tokens and finished samples so far.
-      took: callback of `sample` for each finished sample; sample j of prefix i has position i * n + j.
+      took: callback (position, sample) of `sample` for each finished sample, or None; sample j of prefix i has position
+        i * n + j.
 
-    Raises ValueError if the model cannot be sampled.
+    Raises ValueError if the head is not a language head, or the model does not fit the mesh. The first sample raises
+    NotImplementedError if a layer cannot decode with a cache. Each new shape is compiled, which may take minutes.
     """
 
     def __init__(
@@ -191,11 +195,11 @@ class Sampler:
         self.name = f"{name}#{self._digest}"
 
     def stop_at(self, token: int) -> None:
-        """Makes samples also end at this token."""
+        """Makes all later samples also end at this token id, with reason `stop`."""
         self._stop_V = self._stop_V | (np.arange(len(self._stop_V)) == token)
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
-        """See `Policy.sample`."""
+        """See `Policy.sample`. No sample is marked `error`; a failure, e.g. of memory, raises."""
 
         def ended(new: Mapping[int, Drawn]) -> None:
             if (took := self.took) is not None:
@@ -211,7 +215,8 @@ class Sampler:
     ) -> list[list[Drawn]]:  # fmt: skip
         """Like `sample`, but returns tokens. Different values of `stream` give independent samples.
 
-        `ended` receives samples by position (i * n + j for sample j of prefix i) as they end.
+        No sample's reason is `open`. `ended` receives the samples that ended since its last call, maybe none, by
+        position (i * n + j for sample j of prefix i).
         """
         prompts = list(map(self.prompt, prefixes))
         alone = until == "end" and max(map(len, prompts), default=0) <= self.options.max_tokens
@@ -227,10 +232,10 @@ class Sampler:
         return [[drawn[i * n + j] for j in range(n)] for i in range(len(prefixes))]
 
     def go_on(self, wanted: Sequence[Wanted], needed: int) -> list[Drawn]:
-        """Continues chains until the first `needed` of them have ended; returns all.
+        """Continues open chains until the first `needed` of them have ended; returns all, in order, with old tokens.
 
-        Unfinished chains have the reason `open`; some may have no new token, if no row was free. A chain's tokens
-        depend on the parameters at their sampling, but not on interruptions.
+        Unfinished chains have the reason `open`; some may have no new token, if no row was free. They have no
+        entropies. A chain's tokens depend on the parameters at their sampling, but not on interruptions.
         """
         _, most = jobs_at_once(len(wanted), 1, self.options.rows, self.devices)
         jobs = [
@@ -241,7 +246,7 @@ class Sampler:
         return [x.begun.followed(drawn[i]) if i in drawn else x.begun for i, x in enumerate(wanted)]
 
     def prompt(self, prefix: Prefix) -> list[int]:
-        """Returns the token ids before a sample."""
+        """Returns the token ids before a sample: the prompt's, then the steps'."""
         steps = (self.layout.step(text, number) for number, text in enumerate(prefix.steps))
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
@@ -284,10 +289,13 @@ class Sampler:
     ) -> list[Drawn]:  # fmt: skip
         """Decodes m samples after each row of `past`, which must lack the last token before them.
 
+        Returns B samples, m per row in order; padding gives samples without tokens.
+
         Args:
           length_B, last_B: number of tokens before each sample, and the last token.
           number_B, hash_B: a sample's random key; equal keys give equal samples.
           end_B: `decode.RUNNING`, or `decode.STOP` for padding.
+          until: `step` or `end`, as in `Policy.sample`.
           kept: receives finished samples with their keys, and the row of `past` for every m of them.
         """
         rows = DecodingRows(self, len(end_B) // m, m, until)
@@ -314,8 +322,9 @@ class Sampler:
         return Sample(steps, len(drawn.ids), drawn.finish_reason, drawn.logprob, **by_token)
 
     def step_stops(self, ids: Sequence[int]) -> tuple[list[int], int]:
-        """Returns the index after the last token of each delimited step in `ids`, and the final column of the
-        progress table.
+        """Returns the index after the last token of each delimited step in `ids`, and the progress after all of them.
+
+        The progress is the column of `decode.progress_table` for the next token; 0 if `ids` is empty or ends a step.
         """
         stops, progress = [], 0
         for index, token in enumerate(ids, start=1):
@@ -354,8 +363,9 @@ def repeats(config: ModelConfig, tensor: int) -> int:
 def decoding_copy(
     params: Mapping, config: ModelConfig, mesh: Mesh, dtype: Dtype, move: Move | None = None, take: bool = False
 ) -> dict:
-    """Copies parameters for `decoding_config` to a mesh of this process's devices.
+    """Copies parameters for `decoding_config` to a mesh of this process's devices; waits until they are there.
 
+    Returns {"decoder": {"layers_0": {role: array}, ..., "embed", "final_norm"}, "head": ...}, without a tied head.
     `params` are on the run's mesh, and all processes must call this together. Layers are transferred one by one, in
     their storage type: beyond the two models, only a few layers occupy memory. `move` defaults to `stored_here`. With
     `take`, copied parts are removed from the dictionaries in `params`, so only one model and a few layers occupy
@@ -390,14 +400,17 @@ def _is_stored(part: Mapping, stored: Stored) -> bool:
 
 
 def stored_here(stored: Stored, part: Mapping, mesh: Mesh) -> dict:
-    """Copies some parameters, in storage format, to a mesh of this process's devices."""
+    """Copies some parameters, in storage format, to a mesh of this process's devices; waits until they are there.
+
+    All processes of the group must call this together. An empty `part` gives {}.
+    """
     with jax.set_mesh(jax.tree.leaves(part)[0].sharding.mesh if part else mesh):
         kept = stored(part)
     return jax.block_until_ready(jax.tree.map(lambda x, place: copied(x, mesh, place), kept, places_of(kept, mesh)))
 
 
 def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
-    """Returns, for each layer, its group, and its index in the group's stack by role."""
+    """Returns (group, {role: index in the group's stack}) for each layer, all from 0."""
     places = []
     for group, span in enumerate(layers.spans(config)):
         having = layers.places(config, *span)
@@ -407,7 +420,7 @@ def layer_places(config: ModelConfig) -> list[tuple[int, dict[str, np.int32]]]:
 
 
 def places_of(params: Mapping, mesh: Mesh) -> dict:
-    """Returns stored parameters' partition specs on a mesh."""
+    """Returns each stored parameter's `PartitionSpec` on a mesh, in the same nested dictionaries."""
 
     def place(path, x) -> PartitionSpec:
         role = next(key.key for key in reversed(path) if isinstance(key, jax.tree_util.DictKey))
@@ -422,7 +435,7 @@ def places_of(params: Mapping, mesh: Mesh) -> dict:
 def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
     """Returns one layer from a stack, in storage format `dtype`, with key-value heads repeated `times` times.
 
-    `index` has the layer's place in the stack by role.
+    `index` has the layer's place in the stack by role. Arrays, by role, keep a first axis of size 1.
     """
 
     layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
@@ -483,10 +496,10 @@ class Job:
 
 
 class DecodingRows:
-    """R rows of m samples, each row with its own prompt.
+    """R rows of m samples, each row with its own prompt; methods change the rows in place.
 
     Samples begin and end at different times: a row's tokens are in a ring buffer (`decode.DecodingState`), from
-        `since_R` on.
+    `since_R` on. A row with a job is busy until its samples are collected.
     """
 
     def __init__(self, sampler: Sampler, R: int, m: int, until: str):
@@ -518,7 +531,7 @@ class DecodingRows:
         return {name: self._put(self.host[name]) for name in names}
 
     def begin(self, past: decode.Past, length_B, last_B, number_B, hash_B, end_B) -> None:
-        """Begins all samples, given their prompts' keys."""
+        """Begins all samples, given their prompts' keys; arguments as in `Sampler.decoded`."""
         self.host |= {"last_B": last_B, "number_B": number_B, "hash_B": hash_B, "end_B": end_B.copy()}
         self.host |= {"first_B": length_B - 1, "needed_B": np.ones(len(end_B), bool)}
         places = np.arange(len(end_B)).reshape(-1, self.m).tolist()
@@ -527,7 +540,7 @@ class DecodingRows:
         self._begin()
 
     def fill(self, free: Sequence[int], jobs: Sequence[Job]) -> None:
-        """Begins jobs in free rows; computes each distinct prompt once."""
+        """Begins one job in each of the rows `free`, in order; computes each distinct prompt once."""
         sampler, m, R = self.sampler, self.m, len(self.jobs)
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
         size = padded_size(max(SHORTEST_PROMPT, *map(len, prompts)))
@@ -563,7 +576,10 @@ class DecodingRows:
             self._key_B = decode.keys(self._put(host["number_B"]), self._put(host["hash_B"]))
 
     def decode(self, enough: int) -> None:
-        """Decodes until all needed samples, or all in `enough` rows, have ended, or a running sample has no room."""
+        """Decodes until all needed samples, or all in `enough` rows, have ended, or a running sample has no room.
+
+        Waits for the result. In the last case `grow_if_full` must follow.
+        """
         sampler, options = self.sampler, self.sampler.options
         with jax.set_mesh(sampler.mesh):
             self.samples = decode.decode_samples(
@@ -596,7 +612,10 @@ class DecodingRows:
         return [r for r, runs in enumerate(self._running_R) if not runs and self.jobs[r] is not None]
 
     def collect(self, rows: Iterable[int], kept: Callable | None = None) -> dict[int, Drawn]:
-        """Returns the samples of `rows` by position, and frees these rows; `kept` receives the state first."""
+        """Returns the samples of `rows` by position, and frees these rows; {} if they are free already.
+
+        Unfinished samples have the reason `open`. `kept` receives the state, and each row's place in `past`, first.
+        """
         if kept is not None:
             kept(self.samples, self.rows)
         drawn, rows = {}, [r for r in rows if self.jobs[r] is not None]
@@ -643,9 +662,12 @@ class DecodingRows:
 
 
 def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig()) -> Sampler:
-    """Loads the policy in a run's folder, Hugging Face folder or GGUF file, split by heads (`mesh_by_heads`).
+    """Loads the policy in a run's folder (its newest checkpoint), Hugging Face folder or GGUF file, split by heads.
 
-    Raises FileNotFoundError or ValueError if a file is missing, damaged or not supported.
+    Every process loads a whole copy for its own devices (`mesh_by_heads`). `hf://` addresses are downloaded.
+
+    Raises FileNotFoundError or ValueError if a file is missing, damaged or not supported, or the model is a reward
+    model; OSError if the Hub lacks the model or is unreachable.
     """
     path = place_of(path)
     if options.chat:
@@ -671,7 +693,10 @@ def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig
 
 
 def jobs_at_once(prefixes: int, n: int, rows: int, devices: int, alone: bool = False) -> tuple[int, int]:
-    """Returns the samples per job, and the jobs per batch.
+    """Returns the samples per job, and the jobs per batch: for `prefixes` prompts with `n` samples each.
+
+    `rows` is the most samples at once, raised to `devices` if less. The first result, and the second per device, are
+    powers of two.
 
     A job is a prompt with up to m of its n samples, which share one copy of its keys; fewer if some devices would
     otherwise be idle; one if `alone`. A row with several samples is refilled only after its longest sample has ended.

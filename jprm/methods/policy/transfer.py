@@ -16,8 +16,7 @@ from jprm.model.mesh import MESH_AXES, MeshConfig, make_mesh, without
 
 
 def on_own_mesh(arrays, mesh: Mesh):
-    """Returns a complete copy of the arrays on this process's `own_mesh`; the arrays themselves if it is the only
-    process.
+    """Returns a complete copy of a tree of arrays on this process's `own_mesh`; itself if it is the only process.
 
     All processes of the group must call this together. A device receives only its part, directly from other devices.
     """
@@ -49,6 +48,9 @@ def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Seque
 
     Args:
         x: in a sender, the array on `mesh`, sharded by `place`; in a receiver, its shape and type.
+        from_, to: process indices of the senders and of the receivers.
+
+    Raises ValueError if one of them is not in the group.
     """
     group, here, result = multihost.members(), jax.process_index(), None
     grid = _every(_sizes(mesh), group)
