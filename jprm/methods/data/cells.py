@@ -27,6 +27,8 @@ NULLS = frozenset(("", "n/a", "na", "nan", "nat", "none", "null", "<na>"))
 def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:
     """Returns the value at a dotted path, checked for its type, e.g. `take(item, "doc.answer", str, where)`.
 
+    `kinds` are the allowed types; with `type(None)` an absent or null value gives None.
+
     A path through a list of objects returns the list of their values. A boolean does not pass as an integer. A float
     without a fraction does, since pandas stores integers as floats if a column has gaps. A CSV cell becomes a list or
     object if it has brackets, else text if `str` is allowed, else a boolean or number (`_cell_as`).
@@ -137,7 +139,7 @@ def _cell_as(text: str, kinds: tuple[type, ...], where: str, field: str) -> Any:
 
 
 def number_in(text: str) -> float | None:
-    """Parses a text as a finite number, if it is one."""
+    """Parses a text as a finite number, e.g. "1e-3"; None for other texts, such as "nan", "1,000" or "0x1f"."""
     try:
         number = float(text) if re.fullmatch(r"\s*[+-]?[\d.][\d.eE+-]{0,30}\s*", text) else math.nan
     except ValueError:
@@ -280,8 +282,8 @@ _SAID = (
 def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
     """Converts a label to a number; null, and words for it such as "n/a", have no label.
 
-    Words become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or -1. Any number
-    is returned as it is.
+    Words and booleans become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or
+    -1. A number, also as text, is returned as it is, unchecked. `semantics` is one of `jprm.tree.SEMANTICS`.
 
     Raises RecordError with the name `field` if the value is not a label.
     """
@@ -318,7 +320,7 @@ def verdict_of(value: Any, where: str, field: str) -> bool | None:
 
 
 def place_of(value: Any, first: int, steps: int, where: str, field: str) -> int:
-    """Returns the 0-based index of the first wrong step, or -1 if every step is right.
+    """Returns the 0-based index of the first wrong of `steps` steps, or -1 if every step is right.
 
     `first` is the number that the source gives the first step (0 or 1). Null, "N/A" and numbers below `first` mean that
     no step is wrong. Raises RecordError for any other value.

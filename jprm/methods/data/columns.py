@@ -94,15 +94,18 @@ _MEANT = frozenset(
 
 
 def optional_columns(options: ColumnOptions) -> list[str]:
-    """Returns the options' columns that some records may lack, e.g. the labels' column."""
+    """Returns the columns of labels, scores, first_error and correct that are set: some records may lack them."""
     return [path for path in (options.labels, options.scores, options.first_error, options.correct) if path]
 
 
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
     """Yields one or several chains, a pool, or a problem, read from the named columns.
 
-    Other columns are kept; if their name has a meaning in records, they move into `columns`. If a column is missing,
-    the error lists the columns of the record.
+    Other columns are kept; if their name has a meaning in records, they move into `columns`. Of several chains, each
+    gets the item's `id` with its number, e.g. "7.0".
+
+    Raises RecordError if a column is missing (listing those of the record) or has another type, lists differ in length,
+    or a column `labels` is not named by an option.
     """
     if not isinstance(item, Mapping):
         raise RecordError(where, "record", f"is {type(item).__name__}, no object", "Write one JSON object a line.")
@@ -395,7 +398,10 @@ _LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
 def parse_layout(
     item: Mapping[str, Any], where: str, empty_samples: Literal["error", "drop"]
 ) -> Iterator[Record] | None:
-    """Yields the pool of another project's record; returns None if no layout matches."""
+    """Returns an iterator over the one pool of another project's record; None if its keys fit no layout.
+
+    `empty_samples` is as in `PoolOptions`. The iterator raises RecordError as `parse_columns`.
+    """
     for samples, fields in _LAYOUTS.items():
         named: dict[str, Any] = {
             field: next((path for path in paths if _has(item, path)), "") for field, paths in fields.items()

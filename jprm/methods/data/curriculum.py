@@ -51,7 +51,11 @@ class Windows(grain.IterDataset):
         return _Iterator(self)
 
     def weights(self, step: int) -> list[float]:
-        """Returns weights that add up to 1. Raises ValueError, naming the step, if the function's do not fit."""
+        """Returns a weight per source for the update after `step` updates; they add up to 1.
+
+        Raises ValueError, naming the step, unless the function returns a number from 0 for each source, not all 0. Its
+        own errors pass.
+        """
         returned = self.function(step, self.steps)
         try:
             weights = [float(weight) for weight in returned]

@@ -101,7 +101,9 @@ def prepare(
     console: rich.console.Console | None = None,
     **options: Any,
 ) -> PrepareReport:
-    """Reads source files into the folder `out`, which appears once it is complete.
+    """Reads source files into the folder `out`, which appears once it is complete; returns its report.
+
+    Prints the counts. Waits for downloads.
 
     Args:
       name: a key of `jprm.methods.data.readers.READERS`, or your own reader as `module:NAME` or `FILE.py:NAME`.
@@ -125,7 +127,8 @@ def prepare(
     Raises:
       RecordError: an item is bad and `on_error` is `stop`.
       ValueError: a name or option is unknown, there is no source, no record is left, or `out` holds something else.
-      FileNotFoundError, OSError: a source or benchmark does not exist, or a download failed.
+      FileNotFoundError, OSError: a source or benchmark does not exist, or a download or writing failed.
+      ImportError: an extra is missing: `parquet` for tables, or `near`.
     """
     console = console or rich.console.Console(stderr=True)
     out = path_of(out)
@@ -442,14 +445,15 @@ def fetch(
     allowed: Collection[str],
     on_bytes: Callable[[int, int | None], None] = lambda done, total: None,
 ) -> pathlib.Path:
-    """Downloads a URL into `folder`, unless a valid copy is there; returns the file's path.
+    """Downloads a URL into `folder`, unless a valid copy is there; returns the file's path. Waits until it is whole.
 
-    A copy is valid if its SHA-256 is allowed, or its address names the same commit. `on_bytes` gets the bytes so far
-    and the total, if known.
+    A copy is valid if its SHA-256 is among `allowed` (hex digits), or its address names the same commit. The folder is
+    made if absent, and the file replaced atomically. `on_bytes` gets the bytes so far and the total, None if unknown.
 
     Raises:
-      ValueError: no checksum is known, the download has another, or `url` is malformed. The folder stays as it was.
-      OSError: the download failed.
+      ValueError: `allowed` is empty and the address names no commit, the download has another checksum, `url` is
+        malformed, or another process is downloading it. An earlier file stays.
+      OSError: the download failed, was too slow, or could not be written.
     """
     pinned = not allowed and _PINNED.fullmatch(url) is not None
     if not allowed and not pinned:
@@ -515,7 +519,9 @@ class Records(tfds.core.GeneratorBasedBuilder):
 
 
 def write_folder(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
-    """Writes (unique key, record) pairs into a new folder, in order; returns their number, and writes no files for 0.
+    """Writes (unique key, record) pairs into an existing, empty folder, in order; returns their number.
+
+    For 0 pairs no files are written. Not atomic: the caller must remove the folder after an error.
 
     Raises:
       Exception: an error of the iterable, unchanged.

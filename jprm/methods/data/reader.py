@@ -68,6 +68,7 @@ class Reader:
     Attributes:
       parse: (item, where, options) -> records. Must raise `RecordError` if the item has another form, and `Dropped` if
         the options exclude it or its agent has no turn. May also yield `LeftOut`.
+        It is given the item's parsed JSON (a `TextRow` for CSV), FILE:LINE for errors, and the options.
       options: frozen dataclass; a field without a default is required.
       releases: URL of each public file -> its SHA-256, if known.
       drops: the item parts that records never hold, as printed by `jprm prepare`, e.g. "images"; empty if records hold
@@ -102,7 +103,9 @@ class Reader:
         first_of: dict[str, str] | None = None,
         **options: Any,
     ) -> Iterator[tuple[str, Record]]:
-        """Yields (key, valid record) in order; the key, e.g. `12.0`, joins the item's number and the record's.
+        """Yields (key, valid record) in order; the key, e.g. `12.0`, joins the item's number and the record's from 0.
+
+        Reads lazily; options are checked at once.
 
         Args:
           path: any file that `read_items` accepts.
@@ -116,8 +119,10 @@ class Reader:
           options: fields of `self.options`.
 
         Raises:
-          RecordError: an item is bad and `on_error` is `stop`; names FILE:LINE, field, reason and remedy.
-          ValueError: an option is unknown, missing or has a wrong value.
+          RecordError: an item is bad and `on_error` is `stop`; names FILE:LINE, field, reason and remedy. Also, at the
+            end of the file, if an optional column is in no record.
+          ValueError: an option is unknown, missing or has a wrong value, `skip` has no `rejects`, or as `read_items`.
+          FileNotFoundError: the file is missing.
         """
         chosen = choose(self.options, options)
         reject = jsonl.reject_with(on_error, rejects)
@@ -178,7 +183,7 @@ class Reader:
 
 
 def choose(kind: type, options: Mapping[str, Any]) -> Any:
-    """Builds the options dataclass `kind` from a dict.
+    """Returns an instance of the options dataclass `kind`, built from values by field name.
 
     Raises ValueError, which lists the options, if one is unknown, missing or has a wrong value.
     """
@@ -190,17 +195,20 @@ def choose(kind: type, options: Mapping[str, Any]) -> Any:
 
 
 def others(item: Mapping[str, Any], *known: str) -> Record:
-    """Returns the item without the `known` keys."""
+    """Returns a copy of the item without the `known` keys, which it may lack."""
     return {key: value for key, value in item.items() if key not in known}
 
 
 def object_in(item: Mapping[str, Any], key: str, absent: Mapping[str, Any] = {}) -> Mapping[str, Any]:
-    """Returns the object under a key, or `absent` if no object is there."""
+    """Returns the object under a key, or `absent` (by default {}) if the key is missing or has another value."""
     return held if isinstance(held := item.get(key), Mapping) else absent
 
 
 def check_record(record: Any, where: str) -> ReasoningTree | None:
-    """Validates a record; returns its tree, unless it is a problem without a solution. Raises RecordError."""
+    """Validates a record; returns its tree, or None for a problem without a solution.
+
+    Raises RecordError, beginning with `where`, if the record is invalid.
+    """
     if isinstance(record, Mapping) and not _SOLUTIONS.intersection(record) and "problem" in record:
         jsonl.text_of(record["problem"], where, "problem")
         jsonl.answer_of(record.get("answer"), where, "answer")
@@ -244,7 +252,8 @@ def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tu
     - A folder must be written by `jprm prepare`. A file in a bucket is copied to this machine first.
     - If a list is broken, its rest is the last item, which `jprm.io.jsonl.parse` rejects.
 
-    Raises ValueError if the file holds splits and `split` is missing, or if it lacks that split.
+    Raises ValueError if the file holds splits and `split` is missing, if it lacks that split, or if it is a pipe or
+    damaged gzip; FileNotFoundError if it is missing; ImportError and RecordError as `read_rows` and `read_csv`.
     """
     if path_of(path).is_dir():
         yield from jsonl.read_lines(path)
@@ -403,9 +412,10 @@ def read_rows(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (row number from 1, JSON object) for every row of a Parquet or Arrow file.
 
     Null fields are left out, because a table cannot distinguish them from absent ones; nulls inside lists stay. Memory
-    holds one Parquet row group or Arrow record batch. Raises ImportError without the extra `parquet`, and RecordError
-    if
-    the file is broken or cut off, a value has no JSON form, e.g. bytes, or a row or page is too large.
+    holds one Parquet row group or Arrow record batch. Decimals become numbers, and dates ISO text.
+
+    Raises ImportError without the extra `parquet`, and RecordError if the file is missing, broken or cut off, a value
+    has no JSON form, e.g. bytes, or a row or page is too large.
     """
     import pyarrow  # the extra `parquet`
 
@@ -482,9 +492,10 @@ def _plain(value: Any) -> str | int | float:
 
 
 def until_error(first: int, steps: int, correct: bool | None) -> list[int | None]:
-    """Returns step labels: 1 before the first wrong step, 0 at it, null after it. `first` is -1 if every step is right.
+    """Returns `steps` labels: 1 before the first wrong step (index `first` from 0), 0 at it, None after it.
 
-    If `first` is -1 but `correct` is False, the wrong step is unknown, so every label is null.
+    `first` is -1 if every step is right; all then get 1. But if `correct`, the verdict on the chain's answer, is False,
+    the wrong step is unknown, so every label is None.
     """
     if first == -1 and correct is False:
         return [None] * steps

@@ -41,14 +41,20 @@ class TextOptions:
 
 
 def parse_record(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields the record; TRL's stepwise records become chains."""
+    """Yields the record as `record_of` writes it: TRL's stepwise records and free text become chains.
+
+    Raises RecordError if it is invalid.
+    """
     yield record_of(tree_of(item, where))
 
 
 def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
     """Yields a pool, or a tree of messages (each leaf is a sample).
 
-    Also accepts the pool layouts of other projects (`columns.parse_layout`).
+    Also accepts the pool layouts of other projects (`columns.parse_layout`). A sample that is a text or a free-text
+    object is split into steps.
+
+    Raises RecordError if the item is a chain or has another form, or a sample is empty (with `error`).
     """
     if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
         yield item
@@ -70,13 +76,16 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
 
 
 def parse_stepwise(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields {"prompt", "completions", "labels"} as a chain; true becomes 1 and false 0."""
+    """Yields {"prompt", "completions", "labels"} as a chain; true becomes 1, false 0. RecordError for others."""
     take(item, "completions", list, where)
     yield from parse_record(item, where, options)
 
 
 def parse_text(item: Any, where: str, options: TextOptions) -> Iterator[Record]:
-    """Yields a chain from {"problem", "response"}, or from {"messages"} with one user and one assistant message."""
+    """Yields a chain from {"problem", "response"}, or from {"messages"} with one user and one assistant message.
+
+    Other keys are kept, and `segmentation` names the rule. Raises RecordError for another form.
+    """
     key = "messages" if isinstance(item, dict) and "messages" in item else "response"
     take(item, key, list if key == "messages" else str, where)
     yield from parse_record({**item, "segmentation": options.segmentation}, where, NoOptions())
@@ -134,7 +143,10 @@ READERS: dict[str, Reader | str] = {
 
 
 def readers_of(item: Any) -> list[str]:
-    """Names the readers that accept an item, jprm's own formats last, except `columns` and readers of whole files."""
+    """Names the readers that accept an item, jprm's own formats last, except `columns` and readers of whole files.
+
+    Each is tried with `options_of`, and imported for it. [] if no reader accepts the item.
+    """
     names = []
     for name in READERS:
         with contextlib.suppress(ValueError, Dropped):
@@ -154,5 +166,8 @@ def options_of(reader: Reader) -> Any:
 
 
 def find(name: str) -> Reader:
-    """Returns a reader by name, or the user's own as `module:NAME` or `FILE.py:NAME`. Raises like `find_part`."""
+    """Returns a reader by name, or the user's own as `module:NAME` or `FILE.py:NAME`, which is executed.
+
+    Raises ValueError as `find_part` if there is no such reader.
+    """
     return find_part(name, READERS, "reader", Reader, files=True)

@@ -31,7 +31,10 @@ class Gsm8kOptions:
 
 
 def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
-    """Yields one correct chain from {"question", "answer"}; each non-blank line of the solution is a step."""
+    """Yields one correct chain from {"question", "answer"}; each non-blank line before `#### ANSWER` is a step.
+
+    Other keys are kept. Raises RecordError if a key or the answer is missing.
+    """
     solution, mark, answer = take(item, "answer", str, where).rpartition("####")
     if not mark or not answer.strip():
         raise RecordError(where, "answer", "has no '#### ANSWER'", "Is this file GSM8K's train or test?")
@@ -41,7 +44,11 @@ def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record
 
 
 def parse_solutions(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
-    """Yields one pool from `example_model_solutions.jsonl`: one sample per model (`generator`), without answer line."""
+    """Yields one pool from `example_model_solutions.jsonl`: {"problem", "answer", "samples"}, a sample per model.
+
+    A sample has `steps` (lines without the answer's), `answer` (null if none is stated), `generator` (the model) and
+    `correct`. Other keys are left out. Raises RecordError if a key is missing.
+    """
     truth = take(item, "ground_truth", str, where).rpartition("A:")[2].strip()
     samples = []
     for model, value in item.items():
@@ -90,7 +97,10 @@ class MathOptions:
 
 
 def parse_math(item: Any, where: str, options: MathOptions) -> Iterator[Record]:
-    """Yields one correct chain from {"problem", "solution", "answer"?}, without step labels; keeps other keys."""
+    """Yields one correct chain from {"problem", "solution", "answer"?}, without step labels; keeps other keys.
+
+    Raises RecordError if a key is missing.
+    """
     solution = take(item, "solution", str, where)
     pieces = [solution] if options.steps == "none" else steps.split(solution, options.steps)
     chain = {"problem": take(item, "problem", str, where), "steps": pieces, "correct": True}
@@ -131,7 +141,7 @@ def parse_program(item: Any, where: str, options: ProgramOptions) -> Iterator[Re
       before the first step); "test" and a call of its `check` form one test.
     - MBPP: {"text" or "prompt", "code", "test_list"}. "test_imports" and "test_setup_code" run before each test.
 
-    Other keys are kept.
+    Other keys are kept. Raises RecordError if a key is missing or has another type, or the code cannot be parsed.
     """
     if not isinstance(item, dict):
         raise RecordError(where, "record", "is no object", 'Write {"problem": ..., "tests": [...], "solution": ...}.')

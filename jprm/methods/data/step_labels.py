@@ -31,6 +31,8 @@ def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[R
     A step is the text between two tags, with its number ("Step 2: "), stripped. If the last step states the answer, its
     label is also `correct`, since no completion follows it. OpenRLHF's copy has a list with one entry per tag (`value`,
     `label` or `labels`) instead of the second text. Other keys are kept.
+
+    Raises RecordError if the texts differ in more than the tags, or if no tag or problem is found.
     """
     text = take(item, "input", str, where)
     segments = text.split(_TAG)
@@ -83,7 +85,9 @@ def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Re
     """Yields one chain: label 1 before the first wrong step, 0 at it, null after.
 
     `first_error` is the index of that step, -1 if every step is right. `correct` is true if the final answer is
-    correct, even if a step is wrong. A wrong answer must have a wrong step.
+    correct, even if a step is wrong. A wrong answer must have a wrong step. Other keys are kept.
+
+    Raises RecordError if it has none, or a key is missing or out of range.
     """
     first, steps = take(item, "label", int, where), take(item, "steps", list, where)
     if not -1 <= first < len(steps):
@@ -127,7 +131,9 @@ class PrmbenchOptions:
 def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
     """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere; keeps all other keys.
 
-    A chain must have an error step, unless its class is `multi_solutions`.
+    A chain must have an error step, unless its class is `multi_solutions`; with `process=original` all labels are 1.
+
+    Raises RecordError if it has none, if one is outside the chain (with `outside=error`), or if a key is missing.
     """
     steps = take(item, f"{options.process}_process", list, where)
     problem = take(item, f"{options.process}_question", str, where)
@@ -188,6 +194,9 @@ def parse_prm800k(item: Any, where: str, options: Prm800kOptions) -> Iterator[Re
     chosen, the labeler's step continues it. A completion ends a solution if it contains "# Answer", or if it is the
     last on the path and `finish_reason` is `solution`. Its `correct` is false if a step on its path is rated -1,
     unknown if one is unrated, and true otherwise. Other keys are kept.
+
+    Raises `Dropped` for a control question (with `drop`) or if there is no completion, and RecordError if the item has
+    another form, or a step follows one without a choice.
     """
     if isinstance(item, dict) and "ratings" in item:
         yield _chain(item, where)
@@ -309,7 +318,10 @@ def _labelled(
 
 
 def parted(text: str, where: str, field: str) -> tuple[str, str]:
-    """Splits text into problem and first step: at the last "Step 1:", or else at the last blank line."""
+    """Splits text into (problem, first step), stripped: before the last "Step 1:", else at the last blank line.
+
+    Raises RecordError, with `where` and `field`, if one of the two is blank.
+    """
     starts = [match.start() for match in _FIRST.finditer(text)]
     problem, step = (text[: starts[-1]], text[starts[-1] :]) if starts else text.strip().rpartition("\n\n")[::2]
     if not problem.strip() or not step.strip():
@@ -338,7 +350,10 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
 
     The first turn also holds the problem, which ends at "Step 1:" (Mistral data) or at the last blank line (Deepseek
     data). The labels + and - are Monte Carlo rollouts' (semantics `value`), words such as FoVer's "correct" are
-    verdicts (semantics `correctness`). Turns may have ShareGPT's form (`role_content`).
+    verdicts (semantics `correctness`). Turns may have ShareGPT's form (`role_content`). System messages are left out,
+    and other keys kept unless they have a meaning in records.
+
+    Raises RecordError if the turns do not alternate, an answer is no such word, or the problem's end is not found.
     """
     steps, signs = _dialogue(item, where, "an assistant's + or -")
     problem, first = parted(steps[0], where, "conversations[0].content")
@@ -360,7 +375,10 @@ def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain from {"text", "value"}: problem and steps separated by `ки`, and numbers of the first steps.
 
     The numbers are entropy-regularised rewards from 0 to 1: semantics `value`. Train with the target `soft`;
-    `entropy` would regularise them again. Steps after the last number get no label.
+    `entropy` would regularise them again. Steps after the last number get no label. Other keys are kept unless they
+    have a meaning in records.
+
+    Raises RecordError if a step is blank, there are more numbers than steps, or the problem's end is not found.
     """
     text, values = take(item, "text", str, where), take(item, "value", list, where)
     pieces = [piece.strip() for piece in text.split(_TAG)]
@@ -383,7 +401,10 @@ def parse_math_aps(item: Any, where: str, options: NoOptions) -> Iterator[Record
       paragraphs. + means a Monte Carlo value above one half. Each prefix is a separate record.
     - {"question", "process", "labels"}: a chain with a tag after each step, and one label per step.
     - {"question", "reasoning_steps"}: a tree, either as a list of states with `solution_prefix` and `mc_value`, or as
-      nested nodes with `text`, `mc_value` and `children`, where the root is the question.
+      nested nodes with `text`, `mc_value` and `children`, where the root is the question. `final_answer` becomes
+      `answer`.
+
+    Other keys are kept unless they have a meaning in records. Raises RecordError if the item has another form.
     """
     if isinstance(item, Mapping) and ("reasoning_steps" in item or "children" in item):
         yield _aps_tree(item, where)
@@ -459,7 +480,10 @@ def parse_versa_prm(item: Any, where: str, options: NoOptions) -> Iterator[Recor
     """Yields one chain from {"question", "chain_of_thoughts", "labels"}: 1 is label 1; -1 and 0 are label 0.
 
     The lists may be written as text. `parsed_answer_correctness` becomes `correct`. If `chain_of_thoughts` is a list of
-    {"steps", "labels"}, each is a chain; its labels may be null or absent. Other keys are kept.
+    {"steps", "labels"}, each is a chain; its labels may be null or absent. Other keys are kept unless they have a
+    meaning in records.
+
+    Raises RecordError if a list cannot be read, or its labels are other numbers or not one per step.
     """
     problem, thoughts = take(item, "question", str, where), _list(item, "chain_of_thoughts", where)
     known = ("question", "chain_of_thoughts", "correct")
@@ -506,7 +530,11 @@ class ActPrmOptions:
 
 
 def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Record]:
-    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; null labels fill up a short list."""
+    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; null labels fill up a short list.
+
+    Other keys are kept unless they have a meaning in records. Raises RecordError if a key is missing, or there are more
+    labels than steps.
+    """
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):
         reason = f"has {len(labels)} labels for {len(steps)} steps"
@@ -526,7 +554,10 @@ def parse_genprm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain from {"conversations"}: each user turn is a step, answered by a critique.
 
     The last box in a critique must be Yes (label 1) or No (label 0). The first turn is "Question: ", the problem, a
-    blank line and the first step. Critiques are not stored; `jprm label critique` stores those of a judge.
+    blank line and the first step. Critiques are not stored; `jprm label critique` stores those of a judge. Other keys
+    are kept unless they have a meaning in records.
+
+    Raises RecordError if the turns do not alternate, a critique has no such box, or the problem's end is not found.
     """
     steps, critiques = _dialogue(item, where, "a critique")
     problem, first = parted(_QUESTION.sub("", steps[0]), where, "conversations[0].content")
@@ -550,7 +581,10 @@ def parse_ultra_interact(item: Any, where: str, options: NoOptions) -> Iterator[
     """Yields one pool of two samples from {"trajectory", "chosen", "rejected"}: one correct, one incorrect.
 
     `trajectory` must have exactly one turn, the problem; longer ones hold tool answers and are refused. Steps begin
-    with "Step 1:", "Step 2:" etc.; without these a sample is one step.
+    with "Step 1:", "Step 2:" etc.; without these a sample is one step. Other keys are kept unless they have a meaning
+    in records.
+
+    Raises RecordError for more turns, a missing key or a blank sample.
     """
     turns = take(item, "trajectory", list, where)
     if len(turns) != 1:

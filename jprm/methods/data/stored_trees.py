@@ -69,9 +69,10 @@ def shard_name(index: int, count: int) -> str:
 
 
 def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Sequence[str]) -> dict[str, int]:
-    """Writes trees, with the arrays named in `extras`, into a local file.
+    """Writes trees, with the arrays named in `extras`, into a local file, which is replaced (not atomically).
 
-    Returns the counts `records`, `tokens`, `steps` and `labelled` (steps with a weight).
+    Returns the counts `records`, `tokens`, `steps` and `labelled` (steps with a weight). Errors of the iterable pass;
+    the file is then incomplete. Raises KeyError if a tree lacks one of `extras`.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -113,7 +114,9 @@ def _stored(dtype: type) -> np.dtype:
 
 
 class TokenTrees(Sequence[TokenTree]):
-    """The trees in a folder of shards, by index; each is read on access. Raises ValueError like `check_version`.
+    """The trees in a folder of shards, by index from 0; each is read on access. Picklable.
+
+    Raises FileNotFoundError if the folder has no index, and ValueError if this is damaged or of a newer version.
 
     Attributes:
       about: the settings that the trees depend on (`jprm.train.batches`).
@@ -152,7 +155,10 @@ class TokenTrees(Sequence[TokenTree]):
         return self.__dict__ | {"_last": (-1, None)}  # a reader stays in its process
 
     def open(self, shard: int) -> Any:
-        """Opens a reader of one shard, downloading it first if needed. Raises ValueError if the shard is damaged."""
+        """Opens a reader of shard `shard` (from 0), for `read`; waits for a download if needed.
+
+        Raises ValueError if the shard is damaged, and OSError if it is missing or the download fails.
+        """
         from array_record.python.array_record_module import ArrayRecordReader
 
         while True:
@@ -179,7 +185,7 @@ class TokenTrees(Sequence[TokenTree]):
         return _read_tree(reader.read([record])[0], self.about["extras"])
 
     def fetch(self, shard: int) -> pathlib.Path:
-        """Returns the local path of a shard."""
+        """Returns the path of shard `shard` (from 0), which is not checked."""
         return pathlib.Path(self.folder / shard_name(shard, len(self.records)))
 
 
@@ -196,6 +202,9 @@ def cached_trees(
       trees: consumed only if they are not cached yet.
       total: their number, for the progress bar.
       about: the JSON settings that the trees depend on, including their `extras`.
+
+    While another process writes the same trees, waits for it. The folder of a setting appears once it is complete.
+    Raises ValueError for a damaged cache; errors of `trees`, and OSError of writing, pass.
     """
     if is_remote(folder):
         raise ValueError(f"data.cache={folder}: is to be a folder of this machine, which reads it at random places")
@@ -209,7 +218,10 @@ def cached_trees(
 
 
 def write_trees(folder: pathlib.Path, trees: Iterable[TokenTree], about: Mapping[str, Any]) -> None:
-    """Writes the trees as one shard, then the index. The folder must exist."""
+    """Writes the trees as one shard, then the index, which makes the folder readable. The folder must exist.
+
+    `about` is as in `cached_trees`. Raises as `write_shard`.
+    """
     counts = write_shard(folder / shard_name(0, 1), trees, about["extras"])
     write_json(folder / SHARDS, {"version": CACHE_VERSION, "about": about, "shards": [counts]})
 
@@ -247,14 +259,14 @@ class TokenShards(TokenTrees):
         self._cache = (pathlib.Path(cache or cache_folder("tokens")), most)
 
     def fetch(self, shard: int) -> pathlib.Path:
-        """Returns the local path of a shard, downloading it if needed."""
+        """Returns the local path of shard `shard` (from 0), waiting for a download if needed. Raises as `fetched`."""
         if self.folder.here is True:
             return super().fetch(shard)
         name = shard_name(shard, len(self.records))
         return fetched(self.folder / name, f"{self._id}-{name}", *self._cache)
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
-        """Returns the endless tree order for `stream`, (k, n): stream k out of n."""
+        """Returns the endless tree order (`ShardOrder`) for `stream`, (k, n): stream k (from 0) of n."""
         return grain.MapDataset.range(sys.maxsize).map(ShardOrder(self, seed, stream))
 
 
@@ -292,7 +304,7 @@ class ShardOrder:
         return self._shards.read(readers[member], place - starts[member])
 
     def members(self, group: int) -> list[int]:
-        """Returns the shard indices of a group."""
+        """Returns the indices of the shards in group `group` (from 0); over two epochs one may occur twice."""
         (k, n), count, trees = self._stream, len(self._shards.records), []
         for i in range(group * self._together, (group + 1) * self._together):
             epoch, place = divmod(k + n * i, count)
@@ -317,9 +329,12 @@ class ShardOrder:
 def fetched(remote: Remote, name: str, cache: pathlib.Path, most: float) -> pathlib.Path:
     """Returns the cached copy of a remote object, downloading it if needed.
 
-    A download evicts the least recently used copies, so that the cache has at most `most` bytes.
-    A process can go on reading an evicted copy that it has open. If several threads ask for the same copy, one
-    downloads it and the others wait.
+    The copy is `cache`/`name`; it appears once it is whole, and is not compared with the object again. A download
+    evicts the least recently used copies (`*.array_record`), so that the cache has at most `most` bytes. A process can
+    go on reading an evicted copy that it has open. If several threads ask for the same copy, one downloads it and the
+    others wait.
+
+    Raises OSError if the object is missing, the download fails or the disk is full.
     """
     path = cache / name
     with _copying(path):
@@ -396,7 +411,10 @@ def tokenise(
     workers: int | None = None,
     part: Shard = WHOLE,
 ) -> Tokenised:
-    """Tokenises shuffled records into a folder of shards; resumes an interrupted run.
+    """Tokenises shuffled records into a folder of shards; resumes an interrupted run, and returns the totals.
+
+    A shard appears once it is whole. The folder becomes readable with the last one; a later call with the same request
+    returns at once.
 
     Args:
       experiment: provides the tokenizer, target, `data.supervise`, `data.extras` and `data.weight`.
@@ -408,7 +426,9 @@ def tokenise(
       part: writes only every `part.count`-th shard, so that several machines can share the work.
 
     Raises:
-      ValueError: the target rejects a record, there are no records, or `out` holds something else.
+      ValueError: the target rejects a record, there are no records, `shards` or `workers` is out of range, or `out`
+        holds something else.
+      FileNotFoundError: a source or the tokenizer is missing.
     """
     check_supervision(experiment)
     out, source = path_of(out), list(source or experiment.data.train)

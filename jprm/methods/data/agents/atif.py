@@ -38,7 +38,9 @@ def parse_atif(item: Any, where: str, options: SessionOptions) -> Iterator[Recor
     refers to a subagent's trajectory is skipped. The outcome is `extra.outcome` or `extra.reward` of the document, or
     else `total_reward` or `reward`. A turn keeps the `mc_return` and `reward` of its step, plus the rewards of the
     environment steps after it (as google/tunix writes them).
-    `session_id`, `trajectory_id` and `agent` (name, version, model) are kept.
+    `session_id`, `trajectory_id` and `agent` (name, version, model) are kept. Last come counts of skipped parts.
+
+    Raises RecordError if a document is not of `VERSIONS`, or a step, call or result is invalid, e.g. misnumbered.
     """
     left = Leftovers(options)
     for document, field in _documents(item, where, ""):
@@ -150,7 +152,10 @@ def _results(observation: Any, ids: Mapping[str, None], where: str, place: str, 
 
 
 def is_atif(path: str | os.PathLike) -> bool:
-    """Whether a file holds ATIF documents: one, one per line, or a list."""
+    """Whether a file, plain or gzip, has an ATIF `schema_version` in its first MiB.
+
+    Raises OSError if it cannot be read, and ValueError for damaged gzip.
+    """
     with path_of(path).reading() as file, jsonl.unzipped(file, path) as content:
         return _VERSION.search(content.read(1 << 20)) is not None
 
@@ -169,9 +174,9 @@ def _text_of_file(path: str | os.PathLike) -> str:
 
 
 def documents(text: str, where: str) -> list[tuple[int, int]]:
-    """Returns the (begin, end) offsets of each document in a text: one, several in a row, or a list.
+    """Returns each document's offsets in a text, [begin, end) in characters: one, several in a row, or a list.
 
-    Raises RecordError, with the line, if the text is not JSON or has no document.
+    `where` names the file in errors. Raises RecordError, with the line, if the text is not JSON or has no document.
     """
     at, spans = _skip(text, 0), []
     listed = text.startswith("[", at)
@@ -195,7 +200,11 @@ def documents(text: str, where: str) -> list[tuple[int, int]]:
 
 
 def records_of(path: str | os.PathLike) -> list[list[Record]]:
-    """Returns the trajectories of each document in a file. Raises RecordError."""
+    """Returns the trajectories of each document in a file, plain or gzip: its own, then its subagents'.
+
+    Images become placeholders. Raises RecordError, with the line, if a document is invalid, and OSError if the file
+    cannot be read.
+    """
     text, records = _text_of_file(path), []
     line, seen = 1, 0
     for begin, end in documents(text, os.fspath(path)):
@@ -207,9 +216,14 @@ def records_of(path: str | os.PathLike) -> list[list[Record]]:
 
 
 def scored(path: str | os.PathLike, trajectories: Sequence[Sequence[Record]], about: Mapping[str, Any]) -> str:
-    """Returns the text of an ATIF file with scores inserted; earlier scores are replaced.
+    """Returns the text of an ATIF file with scores inserted as `extra.jprm`; earlier scores are replaced.
 
-    trajectories: the result of `records_of`, with scores added. about: a JSON object that describes the scorer.
+    An agent's step gets the `score` and `outputs` of its turn, if it has them, and each document gets `about`, a JSON
+    object that describes the scorer. `trajectories` must be the result of `records_of` with scores added, one list per
+    document. The file itself is not changed.
+
+    Raises RecordError if the file is invalid, ValueError if the counts of documents differ, and OSError if it cannot be
+    read.
     """
     text = _text_of_file(path)
     edits: list[tuple[int, int, str]] = []

@@ -28,7 +28,8 @@ def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptio
     """Yields the trajectories in a session file, or in the output of `claude -p --output-format stream-json`.
 
     Such output may hold several sessions. Lines with the same `message.id` are one turn. A command queued while the
-    agent works becomes a user message. A subagent's own file is also read as a trajectory.
+    agent works becomes a user message. A subagent's own file is also read as a trajectory. Last come counts of skipped
+    parts. Errors are as in `trajectories`; RecordError also if a message has another form.
     """
     left = Leftovers(options)
     sessions = []

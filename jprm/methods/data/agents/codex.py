@@ -24,6 +24,7 @@ def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) ->
 
     Such output may hold several sessions, one after another. All model output between two inputs is one turn.
     Developer messages and session instructions become system messages, and messages from other agents user messages.
+    Last come counts of skipped parts. Errors are as in `trajectories`; RecordError also if a line is no object.
     """
     left = Leftovers(options)
     rollouts = [_Rollout(left)]

@@ -12,7 +12,11 @@ from jprm.methods.messages.messages import call_of, thoughts_of_blocks
 
 
 class Conversation:
-    """Messages that grow event by event; the events of one response form one turn."""
+    """Messages that grow event by event; the events of one response form one turn.
+
+    `messages` is a list of {"role", "content"}, also with "reasoning_content", "tool_calls" or "tool_call_id"; the
+    methods change it in place.
+    """
 
     def __init__(self, between: str = "", left: Leftovers | None = None) -> None:
         self.between = between  # separator between texts of one turn
@@ -67,9 +71,9 @@ class Conversation:
         return self._turn is not None and key is not None and key == self._key
 
     def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
-        """Adds text, thoughts and a call to the turn of response `key`.
+        """Adds text, thoughts and a call (in the chat form, as by `call_of`) to the turn of response `key`.
 
-        Begins a new turn if the last one belongs to another response.
+        Begins a new turn if the last one belongs to another response, or `key` is None.
         """
         if not self.holds(key) or self._turn is None:
             self._join()
@@ -89,8 +93,8 @@ class Conversation:
     def answer(self, call_id: Any, text: str) -> None:
         """Adds the result of a call in the last turn, before user messages that came while the tool ran.
 
-        If the result or the calls have no id, it answers any open call. Without a matching call it becomes a user
-        message.
+        If the result or the calls have no id (`call_id` is "", None or no text), it answers any open call. Without a
+        matching call it becomes a user message.
         """
         call_id = call_id if isinstance(call_id, str) and call_id else None
         if call_id in self._ids:
@@ -109,16 +113,17 @@ class Conversation:
         self.inputs += 1
 
     def cut(self, count: int) -> None:
-        """Removes all messages after the first `count`."""
+        """Removes all messages after the first `count`. The next text of the agent begins a new turn."""
         self._join()
         self._turn, self._ids, self._open, self._unnamed = None, set(), set(), 0
         self.inputs -= sum(message["role"] != "assistant" for message in self._messages[count:])
         del self._messages[count:]
 
     def add_item(self, item: Any, where: str, field: str) -> bool:
-        """Adds an item of the OpenAI Responses API; returns False if its kind is unknown.
+        """Adds an item of the OpenAI Responses API; returns False, and adds nothing, if its kind is unknown.
 
-        All model output between two inputs is one turn.
+        All model output between two inputs is one turn. Raises RecordError, with `where` and `field`, if the item is no
+        object, or its text is damaged or has refused images.
         """
         item = object_of(item, where, field, "Write an item of the Responses API.")
         kind = item.get("type", "message")

@@ -32,7 +32,11 @@ def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Re
     """Yields the samples of an inspect-ai log, each with its score as the outcome.
 
     The scores C, P, I and N become 1, 0.5, 0 and 0. The target becomes the answer, and all scores are kept as
-    `rewards`. A tool's error replaces its output, as in the messages that inspect-ai sends to the model.
+    `rewards`, {scorer: value}. A score that is no number gives no outcome. A tool's error replaces its output, as in
+    the messages that inspect-ai sends to the model. An item is a log with `samples`, or one sample. Samples without a
+    turn are skipped; their count and those of other skipped parts come last.
+
+    Raises RecordError if the log has no samples or another form, or `score` does not choose one of several scores.
     """
     item, left = object_of(item, where, "record", "Is this file of inspect-ai?"), Leftovers(options)
     inside = "messages" not in item
@@ -117,9 +121,10 @@ def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Re
 
 
 def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, JSON) per log in a JSON file, or per sample in an `.eval` file.
+    """Yields (number from 1, JSON) per log in a JSON file, or per sample in an `.eval` file; NaN becomes null.
 
-    Raises RecordError if an `.eval` file cannot be read, e.g. because inspect-ai is not installed.
+    A file in a bucket is copied to this machine first. Raises as `read_items` for JSON, and RecordError if an `.eval`
+    file cannot be read, e.g. because inspect-ai is not installed.
     """
     local = local_copy(path)
     if not zipfile.is_zipfile(local):

@@ -32,7 +32,10 @@ def parse_agent_process_bench(item: Any, where: str, options: AgentProcessBenchO
     """Yields a trajectory of AgentProcessBench (Fan et al. 2026, arXiv 2603.14465), labelled with ratings.
 
     `step_labels` maps each turn's index (as text) to -1 (harmful), 0 (neutral) or 1. A `final_label` of 1 or -1 becomes
-    the outcome 1 or 0. `question` becomes the problem, which groups the samples of a task.
+    the outcome 1 or 0; 0 gives no outcome. `question` becomes the problem, which groups the samples of a task.
+    `total_index`, `query_index`, `sample_index` and `data_source` are kept.
+
+    Raises RecordError if the item has another form, or a turn has no label (with `missing=error`).
     """
     messages = [dict(message) for message in _messages(item, "messages", where)]
     labels = take(item, "step_labels", dict, where)
@@ -65,7 +68,9 @@ def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record 
     - {"input", "output"}: items of the Responses API.
     - {"prompt", "completion"}: a rollout, as messages or text.
 
-    Developer messages become system messages.
+    Developer messages become system messages. The fields of `kept` are kept. Last come counts of skipped parts.
+
+    Raises RecordError if the item has another form, lacks the request, or refers to text on the server.
     """
     item, left = object_of(item, where, "record", "Is this file of OpenAI's client?"), Leftovers(options)
     sides = item.get("request", item), item.get("response")
@@ -100,6 +105,9 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
 
     `thinking` becomes `reasoning_content`, `tool_use` a call, and each `tool_result` a tool message. User text beside
     results follows them. Neighbouring assistant messages are one turn, as in the API, e.g. a prefill and its response.
+    The fields of `kept` are kept. Last come counts of skipped parts.
+
+    Raises RecordError if the item has another form, or a block has an unknown kind (with `images=error`).
     """
     left = Leftovers(options)
     request = item.get("request", item) if isinstance(item, Mapping) else {}
@@ -128,7 +136,10 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
 def parse_verifiers(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields a rollout saved by verifiers (`results.jsonl`), with its reward as the outcome.
 
-    `prompt` and `completion` are messages or text. `example_id` is kept; rollouts of one example share their problem.
+    `prompt` and `completion` are messages or text. `example_id`, `answer` and `task` are kept; rollouts of one example
+    share their problem.
+
+    Raises RecordError if the item has another form.
     """
     item = object_of(item, where, "record", "Is this file of verifiers?")
     messages = _rollout(item, where)
@@ -149,12 +160,17 @@ def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
 
 
 def trajectory_of(record: Record, where: str) -> Record:
-    """Validates a trajectory and adds `segment`, so that a single exchange counts as one."""
+    """Returns the trajectory with normalised messages and `segment`, so that a single exchange counts as one.
+
+    Raises RecordError as `read_trajectory` if it is invalid.
+    """
     return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
 
 
 def run_of(record: Record, where: str) -> Record:
-    """Returns `trajectory_of` a run; raises `Dropped` if the agent has no turn, e.g. after a failed first request."""
+    """Returns `trajectory_of` a run. Raises `Dropped` if it has only system and user messages, e.g. after a failed
+    first request, and RecordError if it is invalid.
+    """
     if record["messages"] and all(message.get("role") in ("system", "user") for message in record["messages"]):
         raise Dropped(_NO_TURN)
     return trajectory_of(record, where)
@@ -171,14 +187,15 @@ def trajectories(
 ) -> Iterator[Record]:
     """Yields a trajectory for each part in which the agent has a turn.
 
-    `problem`, which groups the runs of a task, is the session's first user message without the program's text.
+    `problem`, which groups the runs of a task, is the session's first user message without the program's text. If a
+    session has several such parts, each has its index from 0 as `part`. Messages without a turn are counted in `left`.
 
     sessions: (parts between compactions, fields of the records) for each session in the file.
     context: matches text that the program puts before a prompt, e.g. about the folder.
 
     Raises:
       Dropped: the agent has no turn in the file, e.g. because each request failed.
-      RecordError: the file also has no user message.
+      RecordError: the file also has no user message, or a trajectory is invalid.
     """
     parts = [part for parts, _ in sessions for part in parts]
     if not any(part.has_turn for part in parts):
@@ -201,7 +218,7 @@ def trajectories(
 
 
 def user_text(text: str, context: re.Pattern[str]) -> str:
-    """Returns a user message without the program's text before it; "" if nothing else is in it."""
+    """Returns a user message without the start that `context` matches, stripped; "" if the rest is blank."""
     match = context.match(text)
     return text[match.end() if match else 0 :].strip()
 
@@ -211,7 +228,11 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 
 
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
-    """Returns a log's problem, semantics, id, answer, `more`, and as `outcome` the number under a key of `OUTCOMES`."""
+    """Returns those of `problem`, `semantics`, `id`, `answer` and `more` that a log has, and its `outcome`.
+
+    The outcome is the number under the first key of `OUTCOMES` that is not null (or `reward_info.reward`); true becomes
+    1, false 0. Raises RecordError if it is no number.
+    """
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     item = {"reward": object_in(item, "reward_info").get("reward"), **item}  # as in tau2-bench
     if (name := next((name for name in OUTCOMES if item.get(name) is not None), None)) is not None:
@@ -237,7 +258,10 @@ def tools_of(value: Any, where: str, left: Leftovers | None = None) -> Record:
     """Returns {"tools": [...]} with tool definitions of any known form in the chat form; {} if there are none.
 
     A value is a definition, a list, JSON text, or an object around them, e.g. `{"function_declarations": [...]}`. If
-    `left` is given, tools without a name, e.g. a search on the server, are left out and counted.
+    `left` is given, tools without a name, e.g. a search on the server, are left out and counted; else they stay as
+    they are.
+
+    Raises RecordError if JSON text is damaged.
     """
     schemas, waiting = [], [value] if value else []
     while waiting:
@@ -269,7 +293,7 @@ def _function(tool: Mapping[str, Any], where: str) -> Record:
 
 
 def json_in(value: Any, where: str, field: str) -> Any:
-    """Parses text that begins like a JSON object or list, and must be JSON; returns other values unchanged."""
+    """Parses text that begins with { or [; returns other values unchanged. RecordError if it is not JSON."""
     return decoded(value, where, field) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
 
 
@@ -293,9 +317,13 @@ def _known_role(message: Mapping[str, Any], where: str) -> Record:
 def messages_of_blocks(
     role: str, blocks: Sequence[Any], where: str, place: str, left: Leftovers | None = None
 ) -> list[Record]:
-    """Converts the blocks of an Anthropic message to messages. A server tool becomes a call and its result.
+    """Converts the blocks of an Anthropic message to messages; a user's tool results come before its text.
 
-    Raises RecordError if a block has another kind, unless `left` may drop it.
+    A server tool becomes a call and its result. An assistant message without readable blocks is empty; a user's is left
+    out. `place` is the path of `blocks` in errors.
+
+    Raises RecordError if a block has another kind, unless `left` may drop it (by default it may not), or a field of
+    it is missing.
     """
     left = left or Leftovers(SessionOptions("error"))
     messages: list[Record] = []

@@ -60,8 +60,11 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
     """Yields a trajectory for each answer in a trace; the last one usually holds the whole conversation.
 
     An item is one span or event, an OTLP export ({"resourceSpans": ...} or {"resourceLogs": ...}), {"spans": ...}, or
-    Langfuse's {"trace", "observations"}. Spans without an answer are left out and counted. any-agent's spans hold only
-    new messages, so its trace is one trajectory.
+    Langfuse's {"trace", "observations"}. Spans without an answer are left out and counted, last. any-agent's spans hold
+    only new messages, so its trace is one trajectory.
+
+    Raises RecordError if the item is no object, or messages, calls or tools of a span are damaged. An item without any
+    answer yields no trajectory.
     """
     item = object_of(item, where, "record", "Is this file of OpenTelemetry?")
     left = Leftovers(options)

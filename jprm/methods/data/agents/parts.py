@@ -44,7 +44,7 @@ _PLACEHOLDERS = {kind: name for name, kinds in _NAMES.items() for kind in kinds}
 
 
 class Leftovers:
-    """Counts, by name, the parts that were left out of the records."""
+    """Counts, by name, the parts that were left out of the records; iterates over the counts so far."""
 
     def __init__(self, options: SessionOptions) -> None:
         self.drop = options.images == "drop"
@@ -58,7 +58,10 @@ class Leftovers:
         self._counts[what if len(what) <= 80 else what[:79] + "…"] += 1
 
     def placeholder(self, part: Any) -> str:
-        """Returns a placeholder for a part without text, e.g. "[image]", and counts it."""
+        """Returns a placeholder for a part without text, e.g. "[image]", and counts it.
+
+        A text, and a reference to a tool (`tool_named`), are returned as text and not counted.
+        """
         if isinstance(part, str):
             return part
         if text := tool_named(part):
@@ -69,7 +72,10 @@ class Leftovers:
         return f"[{name}]"
 
     def plain(self, content: Any) -> Any:
-        """Replaces parts without text by placeholders, e.g. "[image]"; unless `drop` is set, only tool references."""
+        """Returns a copy of a list of parts, with text parts such as "[image]" for those without text, each counted.
+
+        Unless `drop` is set, only tool references are replaced. Other contents (text, null) are returned unchanged.
+        """
         if not isinstance(content, list):
             return content
         return [
@@ -80,7 +86,11 @@ class Leftovers:
         ]
 
     def call(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns a call; with `drop`, arguments that are no JSON object become text in `input`, and are counted."""
+        """Returns a call in the chat form.
+
+        With `drop`, arguments that are text, but no JSON object, become {"input": TEXT} in a copy, and are counted.
+        Otherwise the call is returned unchanged.
+        """
         function = object_in(call, "function")
         arguments = function.get("arguments")
         try:
@@ -93,7 +103,10 @@ class Leftovers:
         return {**call, "function": {**function, "arguments": {"input": arguments}}}
 
     def text(self, content: Any, where: str, field: str) -> str:
-        """Returns the joined text of a content, "" for null. Raises RecordError if images are refused."""
+        """Returns the joined text of a content (text, part or parts), "" for null.
+
+        Raises RecordError, with `where` and `field`, if images are refused, or it is no content.
+        """
         content = [content] if isinstance(content, Mapping) else content
         return "" if content is None else text_of_parts(self.plain(content), where, field)
 
@@ -112,7 +125,7 @@ def _is_text(part: Any) -> bool:
 
 
 def is_content(value: Any) -> bool:
-    """Whether a value is a list of text parts and parts with a placeholder, not data."""
+    """Whether a value is a non-empty list of text parts and parts with a placeholder, not data."""
     parts = value if isinstance(value, list) else []
     known = (*TEXTS, *_PLACEHOLDERS)
     return bool(parts) and all(isinstance(part, Mapping) and str(part.get("type")) in known for part in parts)

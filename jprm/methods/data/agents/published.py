@@ -25,6 +25,8 @@ def parse_tau_bench(item: Any, where: str, options: NoOptions) -> Iterator[Recor
 
     The problem is the task instruction. Only the simulated user sees it, but it groups the trials of a task. `task_id`,
     `trial` and `info` are kept. The file has no tool schemas.
+
+    Raises RecordError if the item has another form.
     """
     turns = enumerate(take(item, "traj", list, where))
     messages = [read_message(message, "turn", SEMANTICS[0], where, f"traj[{i}]") for i, message in turns]
@@ -38,7 +40,10 @@ def parse_who_and_when(item: Any, where: str, options: NoOptions) -> Iterator[Re
 
     Every message is a turn unless its role is `human`; this includes a terminal's messages, because `mistake_step`
     counts them. A turn begins with its agent's name in brackets, since chat templates do not show `name`. The agents'
-    prompts form one system message. Turns before `mistake_step` get label 1, that turn 0, and later ones no label.
+    prompts form one system message. Turns before `mistake_step` (from 0) get label 1, that turn 0, and later ones no
+    label. The outcome is 0. `question` becomes the problem, `ground_truth` the answer; other keys are kept.
+
+    Raises RecordError if the item has another form, or `mistake_step` names no turn.
     """
     item = object_of(item, where, "record", "Is this file of Who&When?")
     history, messages = take(item, "history", list, where), []
@@ -78,7 +83,9 @@ def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator
 
     An item is a results file, {"tasks", "simulations"}, or one simulation. The scripted greeting is left out, and so
     are calls of the user's own tools, which the agent does not see. `id`, `reward_info`, `task_id`, `trial` and
-    `termination_reason` are kept.
+    `termination_reason` are kept. Last come counts of skipped parts, and of simulations without a turn.
+
+    Raises RecordError if the item has another form, e.g. that of a voice run.
     """
     item, left = object_of(item, where, "record", "Is this file of tau2-bench?"), Leftovers(options)
     tasks = list_of(item.get("tasks") or [], where, "tasks")
@@ -145,9 +152,11 @@ def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Re
     """Yields a failed run of AgentRx (Microsoft 2026) with all failures that annotators marked.
 
     An item is a record of `ground_truth/`. A turn with a failure gets label 0, every other turn 1. `classes` lists the
-    failure categories of each turn; `failures` lists each failure with its message index, agent, category and reason;
-    `root_cause` is the index of the root-cause message, or null. `step_number` in the file counts messages from 1.
-    Raises `Dropped` if `runs` lacks the run.
+    failure categories of each turn; `failures` lists {"message", "category", "agent", "reason", "root_cause"}, where
+    `message` is an index from 0 and `root_cause` a boolean; the record's own `root_cause` is the index of that message,
+    or null. `step_number` in the file counts messages from 1. A file of runs is read once per process.
+
+    Raises `Dropped` if `runs` lacks the run, and RecordError if `runs` is missing or the item has another form.
     """
     name = take(item, "trajectory_id", (str, int), where)
     run = _run_of(options.runs, str(name), where)
