@@ -344,8 +344,7 @@ class LiveTrees:
         """Appends steps[i] below parents[i]; returns the new handles and (P,) float32 scores, in order.
 
         Raises:
-          ValueError: an unknown or released parent, a step without tokens, a chain longer than the model's context, or
-            unequal lengths of `parents` and `steps`.
+          ValueError: an unknown or released parent, unequal lengths, a step without tokens, or too long a chain.
           FloatingPointError: a non-finite score.
         """
         for parent in parents:

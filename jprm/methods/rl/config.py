@@ -59,6 +59,8 @@ class GuardConfig:
         % of runs without a loss are ended (`jprm.methods.rl.progress.fresh_test`).
     kl_budget: end the run if the estimated KL(policy, start), in nats per token, is above it; 0: no limit.
     disagreement: end the run if the two PRMs' step scores differ by more on average; 0: no limit.
+
+    Raises ValueError if a limit is negative or not finite, or `floor` is above 0.
     """
 
     floor: float = -1.0
@@ -84,6 +86,8 @@ class EnvironmentConfig:
         answers.
     at_once, seconds, processes: as in `World`. A call that fails or takes too long costs its sample and is counted.
     template: a folder with the chat template; empty: the policy's.
+
+    Raises ValueError if `turns`, `at_once` or `seconds` is not above 0; the environment is imported later.
     """
 
     name: str
@@ -108,6 +112,8 @@ class RefreshConfig:
     rollouts, chains: for labels="rollouts", completions per step, and labelled samples per problem.
     steps, learning_rate: for the PRM's optimizer, which otherwise keeps its run's settings.
     replay: more files with labelled steps to train on, e.g. the PRM's own data.
+
+    Raises ValueError if a number is not above 0, except `every`.
     """
 
     every: int = 0
@@ -157,6 +163,8 @@ class RLExperiment:
     reference: keep the start's parameters and measure the KL against them.
     checkpoint_every: updates between checkpoints. A new best evaluation has one too.
     engine: servers that sample instead of this process. Such a run does not continue bit for bit.
+
+    Raises ValueError, naming the field, if one is out of range or does not fit another. Opens no file.
     """
 
     name: str
@@ -285,7 +293,10 @@ class RLExperiment:
 
 
 def learner(config: RLExperiment) -> Experiment:
-    """Returns the policy's training as an experiment; the loop supplies its data."""
+    """Returns the policy's training as an experiment; the loop supplies its data. Raises as `model_of`.
+
+    Its steps are the optimizer's, `updates` x `minibatches`. Base, tokenizer and reference are the start policy's.
+    """
     rows, method = config.micro_rows, METHODS[config.method]
     options = {"temperature": config.temperature} if config.method == "policy_gradient" else method.options
     return Experiment(
@@ -319,7 +330,8 @@ def learner(config: RLExperiment) -> Experiment:
 def model_of(path: str, changes: Mapping[str, Any] = FrozenDict()) -> ModelConfig:
     """Returns the model of the policy at `path` (run, Hugging Face folder or GGUF file), with `changes` of its fields.
 
-    Raises ValueError for a reward model or an unknown field, FileNotFoundError if there is no model at `path`.
+    Reads no weights, but downloads an `hf://` model whole. Raises ValueError for a reward model, an unsupported one or
+    an unknown field, FileNotFoundError if there is no model at `path`, OSError if the Hub cannot give it.
     """
     if unknown := set(changes) - {field.name for field in dataclasses.fields(ModelConfig)}:
         raise ValueError(f"model.{min(unknown)} is not a field of a model")

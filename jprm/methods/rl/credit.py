@@ -55,7 +55,10 @@ A baseline over the other samples does not depend on the sample; the mean over a
 
 
 def checked(reward_G: Float[Array, " G"], name: str) -> None:
-    """Raises ValueError for an unknown name, a non-finite reward, or a group with one sample, which has no baseline."""
+    """Raises ValueError if `name` is not in `ADVANTAGES`, a reward is not finite, or the group is too small for it.
+
+    Only "reinforce" accepts fewer than two samples.
+    """
     if name not in ADVANTAGES:
         raise ValueError(f"advantage={name!r} is not one of {', '.join(ADVANTAGES)}")
     if not np.isfinite(reward_G).all():
@@ -65,7 +68,7 @@ def checked(reward_G: Float[Array, " G"], name: str) -> None:
 
 
 def equal(return_N: Float[Array, " N"]) -> bool:
-    """Returns whether returns have no variance, up to rounding."""
+    """Returns whether returns have no variance, up to rounding (`EQUAL`). There must be at least one."""
     return bool(np.ptp(return_N) <= EQUAL * max(1.0, np.abs(return_N).max()))
 
 
@@ -73,12 +76,18 @@ def equal(return_N: Float[Array, " N"]) -> bool:
 
 
 def sum_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
-    """Every step is rewarded with its score. If scores are above 0, steps pay, and the policy adds some."""
+    """Every step is rewarded with its score, the tail with 0.
+
+    If scores are above 0, steps pay, and the policy adds some.
+    """
     return np.append(np.asarray(score_P, np.float64), 0.0)
 
 
 def last_form(score_P: Float[Array, " P"]) -> Float[Array, " P1"]:
-    """The last step is rewarded with its score: an outcome model or fused verifier scores the whole chain there."""
+    """The last step is rewarded with its score, all else with 0.
+
+    An outcome model or fused verifier scores the whole chain there.
+    """
     reward_P1 = np.zeros(len(score_P) + 1)
     reward_P1[-2:-1] = score_P[-1:]
     return reward_P1
@@ -88,7 +97,8 @@ def min_form(score_P: Float[Array, " P"], temperature: float) -> Float[Array, " 
     """c_j = softmax_j(-r / T) r_j (Cheng et al. 2025, PURE, equation 6): the worst step decides.
 
     sum(c) goes to min(r) as T goes to 0, and to the mean as T goes to infinity. A step's c depends on later steps, so
-    rewards to go give a biased gradient of E[sum c], unlike with the other forms.
+    rewards to go give a biased gradient of E[sum c], unlike with the other forms. The tail has 0. Raises ValueError
+    unless the temperature T is above 0.
     """
     score_P = np.asarray(score_P, np.float64)
     if not temperature > 0:
@@ -112,13 +122,16 @@ def shaping(potential_P: Float[Array, " P"], gamma: float) -> Float[Array, " P1"
 def progress(value_P: Float[Array, " P"], start: float) -> Float[Array, " P1"]:
     """V_j - V_{j-1} (Setlur et al. 2024): a step's advantage under the prover whose success rate the PRM predicts.
 
-    `start` is the value before the first step.
+    `start` is the value before the first step. The tail has 0.
     """
     return np.append(np.diff(np.asarray(value_P, np.float64), prepend=start), 0.0)
 
 
 def implicit(log_ratio_P: Float[Array, " P"]) -> Float[Array, " P1"]:
-    """q_j - q_{j-1}, with q_j = beta log(p / p_reference) of the chain up to step j (Yuan et al. 2024; PRIME)."""
+    """q_j - q_{j-1}, with q_j = beta log(p / p_reference) of the chain up to step j (Yuan et al. 2024; PRIME).
+
+    q_0 is 0, and so is the tail's reward. The scores `log_ratio_P` are the q_j.
+    """
     return progress(log_ratio_P, 0.0)
 
 
@@ -131,7 +144,7 @@ def gate(credit_P1: Float[Array, " P1"], correct: bool) -> Float[Array, " P1"]:
 
 
 def to_go(reward_P1: Float[Array, " P1"], gamma: float = 1.0) -> Float[Array, " P1"]:
-    """Returns every segment's reward to go: the sum over k >= j of gamma^(k - j) r_k."""
+    """Returns every segment's reward to go, in float64: the sum over k >= j of gamma^(k - j) r_k."""
     total, return_P1 = 0.0, np.zeros(len(reward_P1))
     for segment in reversed(range(len(reward_P1))):
         return_P1[segment] = total = float(reward_P1[segment]) + gamma * total
@@ -146,7 +159,8 @@ def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
     """C_j - b, with b over the samples' full returns C_1 (Kool et al. 2019, Ahmadian et al. 2024, for whole samples).
 
     C_j sums rewards from segment j on, discounted by `gamma`; `name` is the baseline, e.g. `rloo` (`ADVANTAGES`). The
-    baseline is the same for all segments, though later segments expect other returns than earlier ones.
+    baseline is the same for all segments, though later segments expect other returns than earlier ones. "grpo" also
+    divides by the deviation. All advantages are 0 if returns are equal, except with "reinforce".
     """
     return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
     total_G = np.array([return_P1[0] for return_P1 in return_GP1])
@@ -186,7 +200,7 @@ def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
     deviation.
 
     m is subtracted once per following step. If the policy decides how many follow, that changes the objective: a step
-    costs m.
+    costs m. The tail's advantage is 0; all are, if the step rewards are equal.
     """
     steps_GP, count = [reward_P1[:-1] for reward_P1 in reward_GP1], len(reward_GP1)
     step_N = np.concatenate(steps_GP)
@@ -216,7 +230,7 @@ States = Sequence[Sequence[object]]
 
 
 def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
-    """Returns advantages: each return compared with the others; 0 if there is only one, or all are equal."""
+    """Returns each return's advantage by `ADVANTAGES[name]`; 0 if there is only one, or all are equal."""
     if len(return_N) < 2 or equal(return_N):
         return np.zeros(len(return_N))
     baseline_N, scale = ADVANTAGES[name](return_N)
@@ -226,8 +240,9 @@ def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
 def gdpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
     """A_i = norm(R)_i + w norm(S)_i, each component normalised separately in the group (Liu et al. 2026, GDPO).
 
-    S is a sample's mean step score. Summing before normalising would lose the component with the smaller spread. The
-    paper also divides by the batch's deviation, one number for all samples in an update.
+    S is a sample's mean step score, 0 without steps. A sample's segments all have the same advantage; `states` are
+    unused. Summing before normalising would lose the component with the smaller spread. The paper also divides by the
+    batch's deviation, one number for all samples in an update.
     """
     score_G = np.array([score_P.mean() if len(score_P) else 0.0 for score_P in score_GP])
     total_G = normalised(reward_G, config.advantage) + config.weight * normalised(score_G, config.advantage)
@@ -259,7 +274,8 @@ def turn_gae(reward_G: Float[Array, " G"], score_GP: Process, states: States, co
     """A_j = sum_{k >= j} (gamma lam)^(k - j) (r_k + gamma V_k - V_(k-1)), with one turn as one action.
 
     Schulman et al. 2016; over turns: Li et al. 2025, Turn-PPO. V_k is the PRM's score after step k, V_0 the mean of the
-    group's first scores, and the value after the end is 0, where the verifier's reward arrives.
+    group's first scores (0 if no sample has steps), and the value after the end is 0, where the verifier's reward
+    arrives. `states` are unused.
     """
     first = [score_P[0] for score_P in score_GP if len(score_P)]
     start = float(np.mean(first)) if first else 0.0
@@ -331,7 +347,10 @@ odds."""
 
 
 def find(name: str) -> Credit:
-    """Returns the credit named in `CREDITS`, `module:NAME` or `FILE.py:NAME`; raises like `find_part`."""
+    """Returns the credit named in `CREDITS`, `module:NAME` or `FILE.py:NAME`, which is imported or executed.
+
+    Raises ValueError if it is unknown or absent (`MissingPart`), or no `Credit`.
+    """
     return find_part(name, CREDITS, "credit.name", Credit, files=True)
 
 
@@ -352,6 +371,8 @@ class CreditConfig:
     lam: lambda for `turn_gae`: 1 is R - V before the turn, 0 the change in value.
     offset: added to every score. -1 makes probabilities at most 0, so an added step never pays.
     gate: apply `gate`.
+
+    Raises ValueError, naming the field, if one is unknown, out of range or does not fit another; also as `find`.
     """
 
     name: str
@@ -414,12 +435,12 @@ class CreditConfig:
 
     @property
     def subtracted(self) -> Callable[[Process, str, float], Process]:
-        """The function in `BASELINES`."""
+        """The function in `BASELINES`, also if `baseline` is None."""
         default = {"grpo": "step", "reinforce": "return"}.get(self.advantage, "to_go")  # reinforce subtracts 0
         return BASELINES[self.baseline or default]
 
     def check(self, scale: Scale, model: str) -> None:
-        """Raises ValueError if the credit does not accept the PRM's scale."""
+        """Raises ValueError, naming `model`, if the credit needs step scores and does not accept the PRM's scale."""
         credit = find(self.name)
         if credit.prm:
             check_scale(scale, credit.scales, model, f"credit.name={self.name!r}")
@@ -428,9 +449,10 @@ class CreditConfig:
 def segment_rewards(
     reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
 ) -> Process:
-    """Returns the form's rewards for every sample's segments, gated by the verifier's rewards.
+    """Returns the form's rewards for every sample's segments, in float64; 0 if the credit has no form.
 
-    The verifier's own rewards are not included. For the arguments see `segment_advantages`.
+    With `config.gate` they pass `gate`, correct if the verifier's reward is above 0. The verifier's own rewards are not
+    included. For the arguments see `segment_advantages`.
 
     Raises ValueError if the form does not give P + 1 rewards, or rewards the tail although `tail` is False.
     """
@@ -460,7 +482,7 @@ def segment_advantages(
     config: CreditConfig,
     states: States | None = None,
 ) -> list[Float[Array, " P1"]]:
-    """Returns the advantages for every sample's segments.
+    """Returns the advantages for every sample's segments, in float64; no norm is applied.
 
     Args:
         reward_G: the verifier's rewards, above 0 for a correct sample. A negative one is a penalty, e.g. for a chain
@@ -488,7 +510,7 @@ def segment_advantages(
 
 
 def token_weights(lengths: Sequence[int], config: CreditConfig) -> list[Float[Array, " T"]]:
-    """Returns every token's weight by `config.norm`: one over the length in tokens.
+    """Returns every token's weight by `config.norm`, given the samples' lengths: one over the length in tokens.
 
     That is the sample's own length for `sequence` and `last`, the group's mean for `group`, `config.length` for
     `constant`. Divided by the sample count, the weights' sum over a group is 1, or the mean length over
@@ -507,6 +529,8 @@ def token_advantages(
 ) -> list[Float[Array, " T"]]:
     """Returns every token's advantage, with its norm folded in; a segment's advantage is on all its tokens.
 
+    With norm="last", the sample's advantage is on its last token, undivided. An environment's tokens have 0.
+
     Raises ValueError if a sample does not have one score per step, and like `segment_advantages`.
     """
     for index, (sample, score_P) in enumerate(zip(samples, scores, strict=True)):
@@ -523,7 +547,7 @@ def token_advantages(
 
 
 def states_of(sample: Rollout) -> list[object]:
-    """Returns state keys before each segment in a sample.
+    """Returns the hashable state keys before each of a sample's P + 1 segments.
 
     In an episode the state is the environment's text before the turn, where the segment begins; else all earlier
     tokens. The first state in a group's samples is the problem.

@@ -73,7 +73,10 @@ Sampled = tuple[list[int], list[float], bool]
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """The servers, and the tolerance on their log-probabilities."""
+    """The servers, and the tolerance on their log-probabilities.
+
+    Raises ValueError for a malformed or repeated address, a number out of range, or an unset `key_variable`.
+    """
 
     url: str | tuple[str, ...]  # of one server, or of several of a kind, without a path, as http://localhost:30000
     kind: Literal["sglang", "vllm"] = "sglang"
@@ -201,10 +204,11 @@ class Probes:
 class RemoteSampler(Sampler):
     """A `Sampler` whose draws and parameters are on servers. Its samples are not reproducible bit for bit.
 
-    `failures` are the reasons why servers were left out, `drawn_here` counts samples drawn by this process.
+    `failures` are the reasons why servers were left out, `drawn_here` counts samples drawn by this process; both since
+    the last push. The first push is part of the construction.
 
-    Raises ValueError if a server serves other parameters than the pushed ones, and ConnectionError if no server answers
-    at first.
+    Raises ValueError if a server serves other parameters than the pushed ones, the options' temperature or top_p is not
+    1, or the folder is in a bucket; ConnectionError if no server answers at first.
     """
 
     def __init__(
@@ -233,8 +237,12 @@ class RemoteSampler(Sampler):
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
         """Writes the parameters under `name`, makes the servers load them, and tests that they did.
 
-        Process 0 writes. Every process tests: one address may be several servers, e.g. localhost on each host. `take`
-        is for the interface of `Sampler` and has no effect.
+        Waits for samples in flight, then until the servers have loaded them; draws wait meanwhile. Process 0 writes
+        them to step_N in the engine's folder (`name` ends in "@N"), and deletes the last push's. Every process tests:
+        one address may be several servers, e.g. localhost on each host. `take` has no effect.
+
+        A server that does not answer is left out. Raises ValueError if one serves other parameters, OSError if the
+        folder cannot be written.
         """
         params = on_own_mesh(params, self.mesh)
         if self._pushed is None:
@@ -355,7 +363,12 @@ class RemoteSampler(Sampler):
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
-        """Like `Sampler.draw`, for whole chains. Raises NotImplementedError unless `until` is `end`."""
+        """Like `Sampler.draw`, for whole chains; blocks until all are drawn.
+
+        If no server answers for `engine.patience_s` seconds, this process draws the rest, with a copy of the last push.
+        Raises NotImplementedError unless `until` is `end`, ValueError for a malformed reply or a readmitted server with
+        other parameters.
+        """
         if until != "end":
             raise NotImplementedError("an engine samples whole chains: until='end'")
         jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]
@@ -478,6 +491,8 @@ def refusal(
 ) -> str:  # fmt: skip
     """Returns why a server's log-probabilities for kept tokens differ from the learner's; empty if they agree.
 
+    `tolerance` is in nats per token, for the mean distance to `learner_N`. A NaN is refused.
+
     Small updates move them by less than rounding does. So for each set in `stale`, with log-probabilities under
     parameters that the server should have replaced, least squares estimate the server's position on the line from the
     pushed parameters, as written, to the stale ones: 0 is pushed, 1 is stale. More than `STALE` is refused if it
@@ -508,7 +523,8 @@ def log_probabilities(
 ) -> Float32[np.ndarray, " N"]:  # fmt: skip
     """Returns the model's log-probability for every sampled token, for all (prompt ids, sampled ids), concatenated.
 
-    `written` is the number type of the servers' files, to which the parameters are rounded first.
+    The prompts' tokens are left out. `sequences` must not be empty. `written` is the number type of the servers' files,
+    to which the parameters are rounded first; `params` stay unchanged.
     """
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))

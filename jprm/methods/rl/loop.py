@@ -53,11 +53,16 @@ VERSION = 1
 def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Trains to `config.updates`, or until a guard ends the run, from the newest checkpoint in `workdir`.
 
-    Returns `rl.json`, e.g. `verdict` (sentences), `ended` (by which guard, or ""), `evaluations`, the index `best`.
-    `workdir` is the policy's run, `workdir`/best a run from its best evaluation. `callbacks`: as in `jprm.train.train`.
+    Returns `rl.json` (`Loop.write`). `workdir` is the policy's run, with checkpoints, metrics.jsonl and
+    rl_experiment.json; `workdir`/best is a run from its best evaluation. A finished run is not trained further.
+    `callbacks`: as in `jprm.train.train`.
+
+    Every process must call it, and each returns the result.
 
     Raises:
-        ValueError: `workdir` holds another experiment's run, or the experiment's parts do not fit together.
+        ValueError: `workdir` holds another experiment's run, the experiment's parts do not fit, or a record is bad.
+        FileNotFoundError: a model or a file of problems is absent.
+        OSError: the environment lost all episodes of an update, or the verifier cannot run.
         Diverged: the loss is not finite; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
@@ -96,7 +101,11 @@ def learn(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
 
 
 class Loop:
-    """The updates of one run. `at(update, phase)` is called before each phase."""
+    """The updates of one run. `at(update, phase)` is called before each phase, e.g. at(3, "sampling").
+
+    Every process must call each method, in the same order. Raises ValueError, also RecordError, if the problems' files
+    are bad, share problems, or have one that is too long for a row; and as `SampleSource`.
+    """
 
     def __init__(
         self, config: RLExperiment, trainer: Trainer, progress: Progress, log: Log, at: Callable[[int, str], None]
@@ -250,7 +259,12 @@ class Loop:
         self.log.add(int(trainer.state.step), metrics, trainer.checkpoints, close=close, more=more)
 
     def evaluate(self) -> None:
-        """Evaluates the policy on held-out problems, logs the figures, and ends the run if a guard fires."""
+        """Evaluates the policy on held-out problems and ends the run, `progress.ended`, if a guard fires.
+
+        Appends to `progress.evaluations`: `rollout.evaluation` with `update`, `sampled_tokens`, `kl` (None without a
+        reference), with a PRM `prm` and `auroc`, and `check` after a suspicion. Logs them, and writes `rl.json` unless
+        the run ends.
+        """
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")
         groups = self.samples.held_out(rollout.STREAM)
@@ -307,7 +321,11 @@ class Loop:
         return multihost.first(rollout.step_auroc, groups, scores, self.working)
 
     def refresh(self, groups: list[rollout.Group]) -> None:
-        """Trains the PRM on the groups' steps; adopts it if its AUROC on held-out steps has not fallen."""
+        """Trains the PRM on the groups' steps; adopts it if its AUROC on held-out steps has not fallen.
+
+        Appends {"update", "before", "after", "adopted"} to `progress.refreshes` and logs it. Does nothing if no step
+        has a label. Blocks until the PRM is trained (`refresh.refreshed`).
+        """
         progress, config = self.progress, self.config
         records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, self.samples.policy)
         folder = refresh.refreshed(config, self._folder, self._prm, records, progress.update)
@@ -326,7 +344,12 @@ class Loop:
         self.log.write({"step": int(self.trainer.state.step), **{f"refresh_{k}": x for k, x in outcome.items()}})
 
     def write(self, finished: bool) -> dict[str, Any]:
-        """Writes `rl.json`, in process 0, and returns it; `finished` is false while the run goes on."""
+        """Writes `rl.json` atomically, in process 0, and returns it; `finished` is false while the run goes on.
+
+        Keys: `version`, `name`, `finished`, `verdict` (sentences), `ended` (by which guard, or ""), `update`,
+        `sampled_tokens`, `best` (an index into `evaluations`), `experiment`, `evaluations`, `fresh` (at the end, the
+        best policy's evaluation, else None) and `refreshes`.
+        """
         progress, config = self.progress, self.config
         result = {
             "version": VERSION, "name": config.name, "finished": finished,

@@ -50,6 +50,8 @@ class PolicyGradient:
         (Espeholt et al. 2018; Hilton et al. 2022). 0: ratios are relative to the sampling policy, and w = 1.
 
     The KL term holds the sampled prefixes fixed. For KL on whole texts, put it into the reward.
+
+    Raises ValueError if a field is out of range. A call raises it if rows lack the extras of `group_tree`.
     """
 
     ratio: Literal["token", "sequence"] = "token"
@@ -160,19 +162,20 @@ policy_gradient = PolicyGradient()
 def k3(log_BS: Array, reference_BS: Array, old_BS: Array) -> Float[Array, "B S"]:
     """r (p_ref / p - 1 - log p_ref / p), r = p / p_old: unbiased for KL(p || p_ref) in value and gradient.
 
-    For tokens sampled from p_old (Schulman 2020, with the ratio of DeepSeek-V3.2). Its first term is a constant.
+    For tokens sampled from p_old (Schulman 2020, with the ratio of DeepSeek-V3.2). Its first term is a constant. All
+    arrays are (B, S): the sampled token's log-probabilities under p, p_ref and p_old; the result is in nats.
     """
     return _exp(reference_BS - old_BS) - _exp(log_BS - old_BS) * (1 + reference_BS - log_BS)
 
 
 def exact_kl(logit_BSV: Array, reference_BSV: Array) -> Float[Array, "B S"]:
-    """KL(p || p_ref) between softmaxes over the vocabulary."""
+    """KL(p || p_ref), in nats, between the softmaxes of two logit arrays over the vocabulary."""
     log_BSV = jax.nn.log_softmax(logit_BSV)
     return jnp.sum(jnp.exp(log_BSV) * (log_BSV - jax.nn.log_softmax(reference_BSV)), axis=-1)
 
 
 def path_sum(x_BS: Float[Array, "B S"], rows: Rows) -> Float[Array, "B S"]:
-    """Returns the sum of x over every slot's chain, from the first slot to itself.
+    """Returns the sum of x over every slot's chain, from the first slot to itself, by `rows.parent`.
 
     Each round doubles the summed slots. Each part of a split tree repeats its chains' earlier slots.
     """
@@ -198,7 +201,11 @@ BLOCK = 128
 
 
 def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) -> Any:
-    """Returns `function(*arrays)`, arrays (B, S), computed for `BLOCK` slots at a time and again for the gradient."""
+    """Returns `function(*arrays)`, computed for `BLOCK` slots at a time and again for the gradient.
+
+    `function` gets the arrays' blocks (B, b, ...) and must return (B, b) arrays, one or a tuple; the result has the
+    same structure, with (B, S) arrays.
+    """
     B, S = arrays_BS[0].shape[:2]
     block = min(BLOCK, S)
     count = -(-S // block)
@@ -219,10 +226,10 @@ def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) 
 
 
 def gathered_head(params: Mapping, config: ModelConfig) -> dict:
-    """Gathers the `head_logits` table once for all blocks, so its gradient is summed once.
+    """Returns `params` with the `head_logits` table gathered once for all blocks, so its gradient is summed once.
 
-    Only for a language head. If the mesh splits tokens, the gradient is summed per block: all devices in a row compute
-    its slots, so their gradients are not terms in a sum.
+    The dictionaries in `params` stay unchanged. Only for a language head. If the mesh splits tokens, the gradient is
+    summed per block: all devices in a row compute its slots, so their gradients are not terms in a sum.
     """
     params = dict(params)
     part, name, axis = ("decoder", "embed", 1) if config.tied_embeddings else ("head", "kernel", 0)
@@ -233,7 +240,7 @@ def gathered_head(params: Mapping, config: ModelConfig) -> dict:
 
 
 def slot_states(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B S D"]:
-    """Returns the hidden states at which slots are read."""
+    """Returns the hidden states, after the final norm, at the tokens where slots are read (`rows.step_end`)."""
     return at_tokens(hidden(params, config, rows), rows.step_end)
 
 

@@ -31,9 +31,13 @@ FREE = ("policy", "updates", "mesh", "engine", "sampling_hosts", "checkpoint_eve
 
 
 def claim_rl(workdir: Place, config: RLExperiment) -> None:
-    """Writes the experiment to its folder. Every process must call it.
+    """Writes the experiment to `workdir`/rl_experiment.json, and digests of files and judges to digests.json.
 
-    Raises ValueError if the folder holds another experiment's run.
+    Every process of the group must call it, and waits; the first one writes. Also imports the user's verifier, check of
+    the working or environment.
+
+    Raises ValueError if the folder holds another experiment's run, or data or judges changed since its checkpoint. Also
+    raises as `verifiers.find`, e.g. FileNotFoundError for a checker's file.
     """
     files = {file: path_of(file) for file in (*config.problems, *config.held_out)}
     multihost.first(_record, workdir, config, store.data_digests(files))
@@ -96,7 +100,7 @@ SUSPICION = 0.025
 
 
 def best_of(evaluations: Sequence[Evaluation]) -> int:
-    """Returns the index of the evaluation with the most correct answers, the first if tied."""
+    """Returns the index, from 0, of the evaluation with the highest `gold`, the first if tied."""
     return int(np.argmax([evaluation["gold"] for evaluation in evaluations]))
 
 
@@ -111,12 +115,15 @@ def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
 def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> dict[str, Any]:
     """Tests a suspicion on fresh samples; it is confirmed if the result's `p` is below its `level`.
 
+    Returns `p` (see `p_worse`), `level`, both accuracies (`best`, `now`), and `value`, `low`, `high` of `gold_change`.
+
     A run's k-th level is FALSE_ALARMS / (k (k + 1)); over all k they sum to FALSE_ALARMS, which bounds a run's false
-    alarms, as fresh samples are independent of the suspicion. Also returns `gold_change` and both accuracies.
+    alarms, as fresh samples are independent of the suspicion.
 
     Args:
         best, now: evaluations on the same problems, with samples not used for any choice.
         earlier: how many tests the run has had.
+        seed: resamples the problems for the interval.
     """
     level = FALSE_ALARMS / ((earlier + 1) * (earlier + 2))
     change = {key: x for key, x in gold_change(best, now, seed).items() if key != "better"}
@@ -162,7 +169,8 @@ def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, A
     """Returns `value`, `low`, `high`, `better` for the fraction of correct answers, `after` less `before`.
 
     Both evaluations must have the same problems in one order, since they are paired by position. `low` and `high` are
-    the 95 % interval; `better` is the fraction of draws of problems with `after` ahead, ties half.
+    the 95 % interval; `better` is the fraction of draws of problems with `after` ahead, ties half. `seed` draws them.
+    Each value is a float, from -1 to 1 for the first three.
     """
     difference_P1 = np.array(after["gold_P"])[:, None] - np.array(before["gold_P"])[:, None]
     problems = [str(i) for i in range(len(difference_P1))]
@@ -171,7 +179,7 @@ def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, A
 
 
 def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Evaluation | None = None) -> list[str]:
-    """Returns the conclusions from a run, a sentence each.
+    """Returns the conclusions from a run, a sentence each. `evaluations`, in order, must not be empty.
 
     `ended` is the reason of the guard that ended it, if any, `seed` resamples the problems, and `fresh` is the best
     policy's evaluation on fresh samples, at the end of a run. (The samples by which it was chosen flatter it.)

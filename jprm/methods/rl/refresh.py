@@ -28,7 +28,10 @@ FOLDER = "prm"
 
 
 def check(config: RLExperiment) -> None:
-    """Raises ValueError if the PRM is no run of jprm, or cannot learn from `refresh.labels`."""
+    """Raises ValueError if the PRM is no run of jprm, or cannot learn from `refresh.labels`.
+
+    Raises FileNotFoundError if its folder is absent. Reads no weights.
+    """
     labels = config.refresh.labels
     if kind_of(config.prm) != "run":
         raise ValueError(f"refresh.every={config.refresh.every} trains the PRM, but {config.prm} is not a run of jprm")
@@ -48,8 +51,10 @@ def verdicts_of_rollouts(
 ) -> list[list[list[float | None]]]:
     """Returns, by problem, sample and step, the accepted fraction of the policy's completions.
 
-    The last step has 1 if the chain's own reward is at least 1, else 0. Samples beyond a problem's first `chains` have
-    no verdicts.
+    The last step has 1 if the chain's own reward is at least 1, else 0. Samples beyond a problem's first
+    `config.chains` have None at each step. Draws `config.rollouts` completions per other step, in one call.
+
+    Raises as `policy.sample` and `Verifier.rewards`.
     """
     records = {
         Prefix(group.record["problem"], sample.steps[:end]): group.record
@@ -76,8 +81,13 @@ def labelled(
 ) -> list[dict[str, Any]]:
     """Returns pool records with the groups' chains and a label for each step with a verdict in [0, 1].
 
-    A value is the verdict itself. For correctness and ratings any verdict above 0 is right: Math-Shepherd's hard
-    estimate. Chains without a verdict are left out.
+    A record is {"problem", "samples": [{"steps", "labels"}], "semantics"}. Chains without a verdict, and groups without
+    such chains, are left out.
+
+    Args:
+        verdicts: by group, sample and step; None gives the label None. Raises ValueError if lengths do not match.
+        semantics: with `value` a label is the verdict itself. With `correctness` it is 1.0 or 0.0, with `rating` 1.0 or
+            -1.0: any verdict above 0 is right, Math-Shepherd's hard estimate.
     """
     of_verdict = {"value": float, "correctness": lambda x: float(x > 0), "rating": lambda x: 1.0 if x > 0 else -1.0}
     records = []
@@ -93,7 +103,10 @@ def labelled(
 
 
 def with_outcomes(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Returns pool records with the groups' chains, except blank ones, and their outcomes (`correct`: reward 1)."""
+    """Returns pool records {"problem", "samples": [{"steps", "correct"}]} with the groups' chains and their outcomes.
+
+    `correct` is true for the reward 1. Blank chains are left out, and groups with only blank ones.
+    """
     records = []
     for group in groups:
         pairs = [(sample, bool(reward >= 1)) for sample, reward in zip(group.samples, group.reward_G, strict=True)]
@@ -108,7 +121,8 @@ def fresh(
 ) -> list[dict[str, Any]]:
     """Returns records with the groups' chains and labels from `refresh.labels`, in the semantics of the PRM in `prm`.
 
-    Each process samples completions for some groups, and returns all records.
+    With "outcome" they are `with_outcomes`, else `labelled`. Every process must call it: each samples completions for
+    some groups, and returns all records. Raises as `verdicts_of_rollouts`, or errors of `working`.
     """
     if config.refresh.labels == "outcome":
         return with_outcomes(groups)
@@ -126,8 +140,11 @@ def refreshed(
 ) -> Place | None:
     """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or None without records.
 
-    The folder is `workdir`/refresh/UPDATE. Earlier updates' records and `refresh.replay` are included. A finished
-    refresh is not computed again.
+    The folder is `workdir`/prm/UPDATE, and the records are written to `workdir`/prm/UPDATE.jsonl. Earlier updates'
+    records and `refresh.replay` are included. It blocks for `refresh.steps` optimizer steps; a finished refresh is not
+    computed again, and a stopped one continues. Every process must call it.
+
+    Raises as `jprm.train.Trainer`, e.g. ValueError if the folder holds another experiment's run.
     """
     folder, experiment = workdir / FOLDER / str(update), read(place_of(prm) / RUN)
     if not records:

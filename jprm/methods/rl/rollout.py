@@ -56,7 +56,11 @@ class Group:
     second: list[Float[np.ndarray, " P"]] | None = None  # scores of the second PRM, of held-out samples
 
     def json(self) -> dict[str, Any]:
-        """Returns the fields as JSON, with the problem in place of the record; float32 is preserved."""
+        """Returns the fields as JSON; float32 is preserved.
+
+        Keys: `problem` (its text, in place of the record), `samples` (`Rollout.json`), `rewards`, `scores`, `fused`,
+        `lost`, `second`. `scores` and `second` are None without the PRM.
+        """
         return {
             "problem": self.record["problem"], "samples": [sample.json() for sample in self.samples],
             "rewards": self.reward_G.tolist(), "scores": _listed(self.scores), "fused": self.fused, "lost": self.lost,
@@ -65,7 +69,7 @@ class Group:
 
     @staticmethod
     def of_json(value: Mapping[str, Any], records: Mapping[str, Record]) -> Group:
-        """Inverts `json`; `records` by problem."""
+        """Inverts `json`, given the records by problem. Raises KeyError if the problem or a field is absent."""
         samples = [Rollout.of_json(sample) for sample in value["samples"]]
         scores, second = (_arrays(value[name]) for name in ("scores", "second"))
         reward_G = np.array(value["rewards"])
@@ -90,9 +94,12 @@ def _arrays(scores: Sequence[Sequence[float]] | None) -> list[Float[np.ndarray, 
 
 
 def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = False) -> list[dict[str, Any]]:
-    """Returns the problems' records, with the fields that the verifier needs, and `steps` if `solved`.
+    """Returns the problems' records in order: `problem`, `answer` (None if absent), and all other keys.
 
-    Raises RecordError if they are missing, or a problem occurs twice; ValueError if there is no problem.
+    With `solved` also `steps`, the texts of the solution's steps. Every process must call it, and waits.
+
+    Raises RecordError if a record is bad, lacks what the verifier or `solved` needs, or repeats a problem; ValueError
+    if there is no problem, or the processes have different ones; FileNotFoundError if a file is absent.
     """
     records: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -117,7 +124,10 @@ def digest(records: Sequence[Record]) -> str:
 
 
 def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> list[Record]:
-    """Returns an update's problems: the next `count` of an endless, reshuffled sequence, without repeats."""
+    """Returns the problems of `update`, from 0: the next `count` (or all) in a sequence reshuffled in each epoch.
+
+    A problem occurs at most once per epoch; those left over at its end are skipped. It is a function of the arguments.
+    """
     count = min(count, len(records))
     epochs = len(records) // count
     epoch, part = divmod(update, epochs)
@@ -132,9 +142,12 @@ def judged(
     """Returns a group per record: the rollouts `drawn`, the verifier's rewards and the PRM's step scores, if there is a
     PRM.
 
-    A rollout that did not end, or is empty, gets the reward `floor`. Episodes have the environment's rewards. Lost
-    episodes are left out, or with `keep_lost` get the floor. Each process judges a part of the problems, and returns
-    all groups. Raises like `Verifier.rewards`.
+    A rollout that did not end, or is empty, gets the reward `floor`. Every process must call it: each judges a part of
+    the problems, and returns all groups. Raises like `Verifier.rewards` and `PRM.score_trees`.
+
+    Episodes have the environment's rewards. Lost and blank ones are left out, and then groups with fewer than two; with
+    `keep_lost` they stay, and those that did not end get the floor. Raises ValueError for a reward outside [0, 1],
+    OSError if no group is left.
     """
     if drawn and drawn[0] and drawn[0][0].episode is not None:
         return _judged_by_world(records, drawn, floor, prm, keep_lost)
@@ -188,8 +201,9 @@ def _judged_by_world(
 def scored(
     prm: PRM, records: Sequence[Record], drawn: Sequence[Sequence[Rollout]]
 ) -> list[list[Float[np.ndarray, " P"]]]:
-    """Returns the PRM's step scores for the samples `drawn` for each record; each process scores a part, as in
-    `judged`.
+    """Returns the PRM's float32 step scores, by record and sample, for the samples `drawn` for each record.
+
+    A sample without steps has (0,). Each process scores a part, as in `judged`. Raises like `PRM.score_trees`.
     """
     of_groups = multihost.spread(lambda part: _scored(prm, part), list(zip(records, drawn, strict=True)))
     return [[np.array(score_P, np.float32) for score_P in scores_G] for scores_G in of_groups]
@@ -232,7 +246,12 @@ def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[li
 
 
 def trees_of(groups: Sequence[Group], layout: Layout, config: RLExperiment) -> list[TokenTree]:
-    """Returns an update's training trees, by its method, for every group with something to learn from."""
+    """Returns an update's training trees, by `config.method`; maybe several or none for a group.
+
+    Policy gradients have a tree per prompt and sampling policies. `rejection` has one per prompt of accepted samples,
+    the pairs methods those of `preference_trees`; a group with equal rewards may give none. Raises ValueError as
+    `group_tree` and `token_advantages`.
+    """
     return [tree for group in groups for tree in _trees(group, layout, config)]
 
 
@@ -263,7 +282,7 @@ def _trees(group: Group, layout: Layout, config: RLExperiment) -> Iterator[Token
 
 
 def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
-    """Groups sample indices by prompt ids: episodes of one task may begin in several ways."""
+    """Returns the indices of a group's samples by prompt ids: episodes of one task may begin in several ways."""
     usual = next((sample.prompt for sample in group.samples if sample.prompt), ()) or layout.problem(
         group.record["problem"]
     )
@@ -281,7 +300,10 @@ def neutral_tree(
 
 
 def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperiment) -> list[TokenTree]:
-    """Returns a tree of each record's solution."""
+    """Returns a tree of each record's solution, `steps`, with the end of text; advantages are 0.
+
+    `read_records` gives such records with `solved`.
+    """
     trees = []
     for record in records:
         ids = [token for number, text in enumerate(record["steps"]) for token in layout.step(text, number)]
@@ -295,7 +317,8 @@ def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperime
 def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[Rows, PackReport]:
     """Returns rows (A, B, ...) of `data.micro_rows` each and packing counts; A is padded to a power of two.
 
-    So few shapes are compiled, for any sample lengths.
+    So few shapes are compiled, for any sample lengths. Without trees there is one batch of empty rows. `chains` puts
+    one chain in each row (`jprm.pack.pack`). Raises ValueError as `pack`, e.g. for a chain longer than a row.
     """
     filled = pack(trees, data.tokens, data.slots, too_long=data.too_long, chains=chains)
     batches = max(1, -(-len(filled.rows.tokens) // data.micro_rows))
@@ -307,7 +330,9 @@ def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[
 
 
 def with_proximal(rows: Rows, trainer: Trainer, temperature: float) -> Rows:
-    """Adds to rows (A, B, ...) the log-probabilities of their tokens under the policy before the update.
+    """Returns rows (A, B, ...) with `extras["proximal"]`: their tokens' log-probabilities under the trainer's policy.
+
+    It must be called before the update: these are the probabilities before it. Every process must call it.
 
     The objective's ratios and importance weights are relative to this policy (Hilton et al. 2022). It is the current
     one only in the first optimizer step of an update.
@@ -322,7 +347,7 @@ _near = jax.jit(log_probabilities, static_argnums=(1, 3))
 
 
 def minibatches(groups: Sequence[Any], count: int) -> Iterator[Sequence[Any]]:
-    """Yields the groups in `count` parts of equal size; the last parts may be smaller or empty."""
+    """Yields `count` parts of equal size, in order; the last ones may be smaller or empty. Groups must not be empty."""
     size = -(-len(groups) // count)
     for first in range(0, count * size, size):
         yield groups[first : first + size]
@@ -335,7 +360,8 @@ STREAM = -1
 
 
 def fresh(update: int, *, report: bool = False) -> int:
-    """Returns a stream that no other evaluation shares: for a guard's test after this update, or for a report.
+    """Returns a stream, below `STREAM`, that no other evaluation shares: for a guard's test after this update, or for
+    the final report.
 
     A policy that was chosen, or a run that was ended, by some samples must be measured on others.
     """
@@ -351,14 +377,17 @@ Scores = Sequence[Sequence[Float[np.ndarray, " P"]]]
 def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str, Any]:
     """Returns the figures of held-out groups, as JSON.
 
+    Groups must have equally many samples. `seed` resamples the problems.
+
     gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
-        incorrect chains only. Both are absent without a PRM.
+        incorrect chains only, None if there are none. Both are absent without a PRM.
     working: fraction of chains with right working; `right_with_wrong_working`: fraction of correct chains with wrong
-        working.
-    disagreement: mean distance between the two PRMs' scores of a step; `second`: the second one's `proxy`, if any.
-    tokens, steps: per chain. blank, truncated: fractions of chains. `examples`: as the function returns them.
+        working, None if no chain is correct.
+    disagreement: mean distance between the two PRMs' scores of a step, None without steps; `second`: the second one's
+        `proxy`. Both are absent without a second PRM.
+    tokens, steps: means per chain. blank, truncated: fractions of chains. `examples`: as the function returns them.
     """
     correct_PN = np.array([group.correct_G for group in groups])
     problems = np.arange(len(groups))
@@ -384,6 +413,9 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
 def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLExperiment) -> float | None:
     """Returns KL(policy, reference) in nats per token, averaged over the tokens of held-out samples.
 
+    `trainer` must have a reference. Every process must call it; parameters stay unchanged. The mean is None if no
+    sample has tokens.
+
     Each token's KL is a sum over the vocabulary at the sampling temperature, given the earlier tokens.
     """
     data = dataclasses.replace(trainer.experiment.data, supervise="token", slots=config.tokens)
@@ -398,7 +430,10 @@ def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLE
 
 
 def pass_at(correct_PN: Bool[np.ndarray, "P N"]) -> dict[str, float]:
-    """Returns the unbiased pass@k, 1 - C(N - c, k) / C(N, k), by k as text: powers of two up to N, and N."""
+    """Returns the unbiased pass@k, 1 - C(N - c, k) / C(N, k), averaged over P problems with N samples, c correct.
+
+    Keys are k as text: powers of two up to N, and N, e.g. {"1": 0.25, "2": 0.5, "3": 0.75}.
+    """
     n = correct_PN.shape[1]
     wrong_P1 = n - correct_PN.sum(1, keepdims=True)
     estimates = {}
@@ -428,7 +463,11 @@ def _proxies(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
-    """Returns the 3 incorrect chains that the PRM rates highest (without one, the first), with `right_working`."""
+    """Returns the 3 incorrect chains that the PRM rates highest (without one, the first), or fewer.
+
+    Keys: `problem`, `answer`, `steps`, `scores` (by step, 4 digits; None without a PRM), `right_working` (from
+    `verdicts`, by group and sample) and `ended`.
+    """
     rows = []
     for group, right in zip(groups, verdicts, strict=True):
         for i, sample in enumerate(group.samples):
@@ -444,7 +483,10 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
 
 
 def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> float | None:
-    """Returns the AUROC of step scores against the check of the working, if it finds right and wrong steps."""
+    """Returns the AUROC of step scores against the check of the working; None unless it finds right and wrong steps.
+
+    Steps with the verdict None are left out. Raises ValueError if counts of scores and steps differ.
+    """
     pairs = [
         (score, right)
         for group, scores_G in zip(groups, scores, strict=True)
@@ -459,7 +501,12 @@ def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> flo
 
 
 def train_figures(groups: Sequence[Group]) -> dict[str, float]:
-    """Returns an update's means: `reward`, `proxy`, lengths, `blank`, `truncated`, and by group `same_reward`."""
+    """Returns an update's figures; there must be a group.
+
+    Means over chains: `chain_tokens`, `chain_steps`, and the fractions `blank` and `truncated`. Means over groups:
+    `reward`, the fraction `same_reward` with equal rewards, and with a PRM `proxy`, the chain scores. For episodes also
+    the fraction `lost`, and `observed`, the environment's tokens per episode.
+    """
     chains = [sample for group in groups for sample in group.samples]
     figures = {
         "reward": np.mean([group.correct_G.mean() for group in groups]),

@@ -58,6 +58,8 @@ class Rollout:
       episode: `messages`, the message index of every turn (`turns`), `reward`, and the `error` of a lost one.
       drawn_by: if several policies sampled it, for each one the index in `ids` of its first token, and the number of
           the update after which it was the policy.
+
+    Raises ValueError if lengths differ, or step ends do not increase to the number of ids.
     """
 
     ids: tuple[int, ...]
@@ -84,7 +86,7 @@ class Rollout:
 
     @property
     def sampled_T(self) -> Bool[np.ndarray, " T"]:
-        """Marks the policy's sampled tokens."""
+        """Marks the policy's sampled tokens; all, except in an episode."""
         sampled_T = np.ones(len(self.ids), bool)
         for start, stop in self.observed:
             sampled_T[start:stop] = False
@@ -92,7 +94,7 @@ class Rollout:
 
     @property
     def lost(self) -> bool:
-        """Whether the environment failed."""
+        """Whether the environment failed; False for a sample that is no episode."""
         return self.episode is not None and bool(self.episode["error"])
 
     @property
@@ -101,18 +103,22 @@ class Rollout:
         return self.episode["reward"] if self.episode is not None else 0.0
 
     def messages(self) -> list[dict[str, Any]]:
-        """Returns an episode's messages up to its last turn. A turn that the environment did not take is its text."""
+        """Returns an episode's messages up to its last turn, {"role", "content", ...}; only for an episode.
+
+        A turn that the environment did not take is its text.
+        """
         assert self.episode is not None
         turns, all_messages = self.episode["turns"], self.episode["messages"]
         cut = [{"role": "assistant", "content": text} for text in self.steps[len(turns) :]]
         return [*(all_messages if cut else all_messages[: turns[-1] + 1]), *cut] if turns or cut else list(all_messages)
 
     def json(self) -> dict[str, Any]:
-        """Returns the fields as JSON; float32 is preserved."""
+        """Returns the fields by name, as JSON; float32 is preserved, and `of_json` inverts it."""
         return vars(self) | {"log_probability_T": self.log_probability_T.tolist()}
 
     @staticmethod
     def of_json(value: Mapping[str, Any]) -> Rollout:
+        """Inverts `json`. Raises KeyError if `log_probability_T` or `ended` is absent, ValueError as the class."""
         lists = {name: tuple(value.get(name, ())) for name in ("ids", "step_stop", "steps", "prompt")}
         return Rollout(
             log_probability_T=np.array(value["log_probability_T"], np.float32), ended=value["ended"],
@@ -144,10 +150,10 @@ def sample(
     """Returns n samples for each problem.
 
     A draw depends only on seed, update, problem and sample number: the same parameters give the same samples, whatever
-    was sampled before. Each process samples for a part of the problems, and returns all samples. `costs`, the expected
-    tokens per problem, balance the parts.
+    was sampled before. Every process must call it: each samples for a part of the problems, waits for the others, and
+    returns all samples. `costs`, the expected tokens per problem, balance the parts; (): all equal.
 
-    Raises ValueError if `check_exact` refuses the policy, or a problem occurs twice.
+    Raises ValueError if `check_exact` refuses the policy, or a problem occurs twice, and as `policy.draw`.
     """
     draw = _draw(policy, problems, n, (seed, update))
     return [[Rollout.of_json(value) for value in samples] for samples in multihost.spread(draw, problems, costs)]
@@ -156,8 +162,11 @@ def sample(
 def ask(
     policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int, costs: Sequence[float] = ()
 ) -> Callable[[], list[list[Rollout]]]:
-    """Starts `sample` in a thread, and returns a function that waits for its result, because servers sample
-    meanwhile."""
+    """Starts `sample` in a daemon thread, and returns a function that waits for its result.
+
+    So servers sample meanwhile. Every process must call both. Raises ValueError as `sample`; errors of sampling are
+    raised by the returned function.
+    """
     draw, future = _draw(policy, problems, n, (seed, update)), concurrent.futures.Future()
 
     def run() -> None:
@@ -226,7 +235,10 @@ class Carried:
 def go_on(
     policy: Any, groups: Sequence[Carried], *, seed: int, by: int, costs: Sequence[float] = ()
 ) -> list[tuple[Begun, ...]]:
-    """Continues the groups' chains until all chains of the first group's update have ended.
+    """Continues the groups' open chains until all chains of the first group's update have ended.
+
+    Returns all chains, by group and in order: ended ones unchanged, later updates' maybe still `open`. Every process
+    must call it, as `sample`. Raises ValueError if `check_exact` refuses the policy.
 
     Next tokens are sampled by this policy (the one after update `by`), with the random numbers of `sample`. Earlier
     tokens keep the log-probabilities of the policies that sampled them.
@@ -263,7 +275,7 @@ def _after(chain: Begun, drawn: Drawn | None, by: int) -> Begun:
 def behind_T(rollout: Rollout, update: int) -> Int[np.ndarray, " T"]:
     """Returns for every token by how many updates its policy was behind the one that learns from it.
 
-    It is 0 for the policy after `update` - 1. Empty without `rollout.drawn_by`.
+    It is 0 for the policy after `update` - 1. It is empty, not (T,), without `rollout.drawn_by`.
     """
     first = [index for index, _ in rollout.drawn_by]
     by = np.array([by for _, by in rollout.drawn_by])
@@ -274,7 +286,11 @@ def sample_episodes(
     policy: Any, world: World, layout: TurnLayout, limits: EpisodeLimits, records: Sequence[Mapping[str, Any]],
     n: int, *, seed: int, update: int,
 ) -> list[list[Rollout]]:  # fmt: skip
-    """Returns n episodes of each record, like `sample`, including episodes lost by the environment."""
+    """Returns n episodes of each record, like `sample`, including episodes lost by the environment (`Rollout.lost`).
+
+    Errors of the environment do not raise. Every process must call it, and plays the episodes of some records; episodes
+    are closed at the end. Raises ValueError if `check_exact` refuses the policy.
+    """
     policy = check_exact(policy)
 
     def draw(part: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -290,7 +306,7 @@ def sample_episodes(
 
 
 def rollout_of_episode(played: Played) -> Rollout:
-    """Returns the sample of an episode; a step is a turn."""
+    """Returns the sample of an episode; a step is a turn, and `Rollout.episode` is set."""
     edge_T = np.flatnonzero(np.diff(played.sampled_T.astype(np.int8), prepend=1, append=1))
     episode = played.episode
     episode_fields = {"messages": list(episode.messages), "turns": list(episode.turns), "reward": episode.reward}
@@ -301,7 +317,10 @@ def rollout_of_episode(played: Played) -> Rollout:
 
 
 def rollout_of(policy: Sampler, drawn: Drawn) -> Rollout:
-    """Returns the sample of a whole chain, with steps that end at the delimiter."""
+    """Returns the sample of a whole chain, with steps that end at the delimiter; `ended` only for the reason `stop`.
+
+    Blank text after the last step belongs to it. A chain that is all blank has no steps.
+    """
     ended = drawn.finish_reason == "stop"
     written = drawn.ids[: len(drawn.ids) - ended]
     bounds = [0, *policy.step_stops(written)[0]]
@@ -412,7 +431,7 @@ class Alternatives:
 def of_chains(
     prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
-    """Returns one place of alternatives: the samples after their prompt, right (reward 1) and wrong ones."""
+    """Returns one place of alternatives: the samples after their prompt, right (reward 1) and wrong (less) ones."""
     pairs = list(zip((rollout.ids for rollout in samples), reward_G, strict=True))
     right, wrong = [ids for ids, reward in pairs if reward >= 1], [ids for ids, reward in pairs if reward < 1]
     return [Alternatives(tuple(prompt), right, wrong)]
@@ -421,7 +440,10 @@ def of_chains(
 def of_steps(
     prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
-    """Returns the next steps after each prefix, by depth: right if in a right chain. A chain without steps is one."""
+    """Returns the next steps after each prefix, shortest prefix first; a step is right if a chain with it has reward 1.
+
+    A prefix is the prompt with the tokens before the step. A chain without steps counts as one step.
+    """
     reached: dict[Ids, dict[Ids, bool]] = {}
     for rollout, reward in zip(samples, reward_G, strict=True):
         stops = rollout.step_stop or (len(rollout.ids),)
@@ -442,8 +464,9 @@ def of_steps(
 def preference_trees(name: str, pair: Alternatives, tokens: int) -> Iterator[TokenTree]:
     """Yields trees with at most `tokens` tokens in which every right continuation meets every wrong one once.
 
-    There is no tree if a side is empty. The label of a chain is 1 if it is right, else 0. If they do not all fit one
-    tree, the longer side is halved. A pair that does not fit is a tree of its own, which the packer refuses.
+    There is no tree if a side is empty. `name` is for error messages. The label of a chain is 1 if it is right, else 0.
+    If they do not all fit one tree, the longer side is halved. A pair that does not fit is a tree of its own, which the
+    packer refuses.
     """
     if not pair.right or not pair.wrong:
         return

@@ -43,22 +43,27 @@ class Problems:
 
     @staticmethod
     def read(config: RLExperiment) -> Problems:
-        """Reads the experiment's files; raises like `rollout.read_records`."""
+        """Reads the experiment's files; raises like `rollout.read_records` and `verifiers.find`.
+
+        Every process must call it, and waits.
+        """
         verifier = OF_WORLD if config.environment else verifiers.find(config.verifier)
         records = rollout.read_records(config.problems, verifier, solved=not METHODS[config.method].samples)
         return Problems(config, verifier, records, rollout.read_records(config.held_out, verifier))
 
     def chosen(self, update: int) -> list[Record]:
-        """Returns an update's problems."""
+        """Returns an update's problems; updates are numbered from 1."""
         return rollout.chosen(self.records, self.config.problems_an_update, self.config.seed, update - 1)
 
 
 class SampleSource:
     """Draws and judges a run's samples.
 
-    The caller must set `policy` once there are parameters. `prm` and `second` are set if the experiment has them.
+    The caller must set `policy` once there are parameters. The construction loads the PRMs, `prm` and `second` (None if
+    the experiment has none), and the environment. Every process must call each method, waits, and gets all results.
 
-    Raises ValueError if the experiment's credit does not accept the scores of the PRM in folder `prm`.
+    Raises ValueError if the experiment's credit does not accept the scores of the PRM in folder `prm`, the PRMs' scales
+    differ or there is no such environment; and as `jprm.loading.load`, e.g. FileNotFoundError.
     """
 
     policy: Sampler
@@ -83,7 +88,8 @@ class SampleSource:
     ) -> list[list[Rollout]]:
         """Returns n samples for each problem: chains, or episodes in the environment.
 
-        `costs`, each problem's expected tokens per sample, balance the parts of several processes (chains only).
+        `update` selects the random numbers; negative for evaluations. `costs`, each problem's expected tokens per
+        sample, balance the parts of several processes (chains only). Raises as `samples.sample`.
         """
         seed = self.config.seed
         if self._world is None:
@@ -92,12 +98,19 @@ class SampleSource:
         return sample_episodes(self.policy, *self._world, records, n, seed=seed, update=update)
 
     def judged(self, update: int, drawn: Sequence[Sequence[Rollout]]) -> list[Group]:
-        """Returns an update's groups: its samples with rewards and, if there is a PRM, step scores."""
+        """Returns an update's groups: its samples with rewards and, if there is a PRM, step scores.
+
+        `drawn` must be in the order of its problems, `Problems.chosen`. Raises as `rollout.judged`.
+        """
         problems, floor = self.problems, self.config.guards.floor
         return rollout.judged(problems.chosen(update), drawn, problems.verifier, floor, self.prm)
 
     def held_out_groups(self, stream: int) -> list[Group]:
-        """Returns groups of the held-out problems, with the second PRM's scores; `stream` numbers their draws."""
+        """Draws and judges `evaluate_samples` samples of each held-out problem, with the second PRM too.
+
+        `stream` selects the random numbers, e.g. `rollout.STREAM`; equal streams give equal samples of a policy. Lost
+        episodes stay in the groups. Raises as `rollout.judged`.
+        """
         records, config = self.problems.held_out, self.config
         drawn = self.sample(records, config.evaluate_samples, stream)
         judge = self.problems.verifier, config.guards.floor, self.prm
@@ -109,7 +122,7 @@ class SampleSource:
 
 
 def sampler_options(config: RLExperiment) -> SamplerConfig:
-    """Returns the sampler's options: sampling from all tokens, because training needs their log-probabilities."""
+    """Returns the sampler's options. top_p is 1, because training needs log-probabilities over all tokens."""
     return SamplerConfig(
         config.temperature, 1.0, config.max_tokens, rows=config.sampler_rows, dtype=config.sampler_dtype
     )
@@ -121,7 +134,7 @@ def sampler_options(config: RLExperiment) -> SamplerConfig:
 def expected_tokens(problems: Sequence[str], lengths: Mapping[str, float]) -> list[float]:
     """Returns each problem's expected tokens per sample: the mean of its last samples, or the overall mean.
 
-    lengths: mean tokens of the last samples, by problem.
+    lengths: mean tokens of the last samples, by problem. If it is empty, all are 1.0.
     """
     usual = float(np.mean(list(lengths.values()))) if lengths else 1.0
     return [lengths.get(problem, usual) for problem in problems]
@@ -157,7 +170,10 @@ class Ahead:
 class Samples(Protocol):
     """The loop's source of samples. `ahead` are finished samples of later updates, saved in checkpoints.
 
-    waited: the seconds for which `settle` waited.
+    For each update the loop calls `begin`, `take`, `judged`, `settle` and `push`, in every process. Methods raise as
+    `samples.sample`, `rollout.judged` and `Sampler.push`; ValueError if a sampling host failed.
+
+    waited: the seconds for which the last `settle` waited.
     """
 
     waited: float
@@ -170,15 +186,15 @@ class Samples(Protocol):
 
     @property
     def policy(self) -> Sampler:
-        """The sampling policy."""
+        """The sampling policy. Raises ValueError if it is on sampling hosts."""
         ...
 
     def adopt(self, prm: PRM) -> None:
-        """Judges with another PRM from now on."""
+        """Judges with another PRM from now on. Raises ValueError if sampling hosts judge."""
         ...
 
     def push(self, params: Mapping, name: str) -> None:
-        """Takes the policy's parameters."""
+        """Copies the policy's new parameters to the sampler, named e.g. "WORKDIR@120"; waits until they are there."""
         ...
 
     def begin(self, update: int, due: int) -> None:
@@ -189,23 +205,27 @@ class Samples(Protocol):
         ...
 
     def take(self, update: int) -> Ahead:
-        """Waits for an update's samples, and returns them."""
+        """Waits for an update's samples, removes and returns them. Updates must be taken in order, after `begin`."""
         ...
 
     def settle(self) -> None:
-        """Waits for all samples that must finish before a push."""
+        """Waits for all samples that must finish before a push; often there are none."""
         ...
 
     def judged(self, ahead: Ahead) -> list[Group]:
-        """Returns an update's groups: samples with rewards and scores."""
+        """Returns an update's groups, samples with rewards and scores; judges them unless `ahead.judged` is set."""
         ...
 
     def held_out(self, stream: int) -> list[Group]:
-        """Returns groups of the held-out problems; `stream` numbers their draws."""
+        """See `SampleSource.held_out_groups`; waits for the result."""
         ...
 
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
-        """Returns figures for the update's line, e.g. `behind`: by how many updates the sampling policy was behind."""
+        """Returns figures for the update's line, {} if there are none.
+
+        `behind`: by how many updates the sampling policy was behind, a mean over tokens with `carry`. From servers also
+        `left_out`, servers that failed, and `drawn_here`, samples from this process.
+        """
         ...
 
 

@@ -49,7 +49,7 @@ DOING = {"push": "pushing", "draw": "sampling", "judge": "scoring", "evaluate": 
 
 
 def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the job's learning processes, and the sampling ones.
+    """Returns the indices of the job's learning processes, and of the sampling ones, which are the last.
 
     Raises ValueError if no process is left to learn.
     """
@@ -65,7 +65,10 @@ def parted(config: RLExperiment) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class SamplingHosts:
     """`Samples` from the sampling hosts. They are already judged, and finished before the next push.
 
-    `update` is the learners' current update, for the watchdog. `waited` are the seconds of the last `settle`.
+    `update` is the learners' current update, for the watchdog. `waited` are the seconds of the last `settle`. The
+    construction waits until the hosts have read their problems, and pushes the parameters.
+
+    Raises ValueError if the hosts have other problems. Methods raise it if a sampling host ended with an error.
     """
 
     def __init__(
@@ -97,7 +100,10 @@ class SamplingHosts:
         raise ValueError("sampling_hosts: the PRM is on the hosts that sample, and `refresh` needs it here")
 
     def push(self, params: Mapping, name: str) -> None:
-        """Sends the parameters to the sampling hosts, which have finished their samples."""
+        """Sends the parameters to the sampling hosts; waits until they have received them.
+
+        `settle` must come first.
+        """
         flat: dict[str, Any] = flatten_dict(params, sep="/")
         self._order("push", name=name, shapes={path: [x.shape, x.dtype.name] for path, x in flat.items()})
         mesh, dtype = mesh_by_heads(self._model), self.config.sampler_dtype or self._model.dtype
@@ -117,7 +123,7 @@ class SamplingHosts:
         return self.ahead.pop(0)
 
     def settle(self) -> None:
-        """Waits for all ordered samples: a push must come after them."""
+        """Waits for all ordered samples and appends them to `ahead`: a push must come after them."""
         began, self.waited = time.perf_counter(), 0.0
         while self._begun:
             judged = self._reply()
@@ -154,7 +160,10 @@ class SamplingHosts:
 
 @contextlib.contextmanager
 def ending() -> Iterator[Callable[[Any], None]]:
-    """Ends the sampling hosts after the block, with its error or the result that it gives to the yielded function."""
+    """Ends the sampling hosts after the block, with its error or the result that it gives to the yielded function.
+
+    The block must call the function once, with a JSON value. Its own error passes on.
+    """
     results: list[Any] = []
     try:
         yield results.append
@@ -166,7 +175,9 @@ def ending() -> Iterator[Callable[[Any], None]]:
 
 
 def serve(config: RLExperiment, workdir: Any) -> dict[str, Any]:
-    """Carries out the learners' orders in a sampling host until they end, and returns their result.
+    """Carries out the learners' orders in a sampling host until they end, and returns their result, as `loop.train`.
+
+    `workdir` is the run's folder, for the watchdog. An error here is also sent to the learners.
 
     Raises:
         Stopped: the learners saved and stopped after SIGTERM.
