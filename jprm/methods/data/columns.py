@@ -362,7 +362,10 @@ def _of_sample(key: str, value: Any, sample: Record, options: ColumnOptions, whe
 
 
 def without_empty(pool: Record, choice: str) -> Record:
-    """Returns the pool; if `choice` is `drop`, without samples that have no steps, counted in `empty_samples`."""
+    """Returns the pool; if `choice` is `drop`, a copy without samples whose `steps` are [], if there are any.
+
+    The copy counts them in `empty_samples`.
+    """
     samples = pool["samples"]
     full = [sample for sample in samples if not (isinstance(sample, Mapping) and sample.get("steps") == [])]
     if choice != "drop" or len(full) == len(samples):
@@ -400,7 +403,8 @@ def parse_layout(
 ) -> Iterator[Record] | None:
     """Returns an iterator over the one pool of another project's record; None if its keys fit no layout.
 
-    `empty_samples` is as in `PoolOptions`. The iterator raises RecordError as `parse_columns`.
+    With `empty_samples` `drop`, samples without steps are left out and counted in the pool's `empty_samples`. The
+    iterator raises RecordError if a field has another type, or lists differ in length.
     """
     for samples, fields in _LAYOUTS.items():
         named: dict[str, Any] = {

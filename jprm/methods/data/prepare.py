@@ -108,7 +108,8 @@ def prepare(
     Args:
       name: a key of `jprm.methods.data.readers.READERS`, or your own reader as `module:NAME` or `FILE.py:NAME`.
       source: files (JSON Lines, JSON lists, Parquet, Arrow, CSV), also in a bucket, or URLs, e.g. `hf://datasets/...`.
-        Downloads are stored beside `out` and must match a SHA-256.
+        Downloads are stored in a folder `downloads` beside `out` (for a bucket, in jprm's cache) and must match a
+        SHA-256, unless the address names a commit.
       out: the folder, also in a bucket. If the same request already wrote it, it is left alone and its report is
         returned.
       exclude: benchmark files in any supported format; records with one of their problems (compared by `normalise`) are
@@ -126,7 +127,8 @@ def prepare(
 
     Raises:
       RecordError: an item is bad and `on_error` is `stop`.
-      ValueError: a name or option is unknown, there is no source, no record is left, or `out` holds something else.
+      ValueError: a name or option is unknown, there is no source, no record is left, a source changes meanwhile, a
+        download has another checksum, or `out` holds something else or is being written.
       FileNotFoundError, OSError: a source or benchmark does not exist, or a download or writing failed.
       ImportError: an extra is missing: `parquet` for tables, or `near`.
     """

@@ -67,8 +67,8 @@ class Reader:
 
     Attributes:
       parse: (item, where, options) -> records. Must raise `RecordError` if the item has another form, and `Dropped` if
-        the options exclude it or its agent has no turn. May also yield `LeftOut`.
-        It is given the item's parsed JSON (a `TextRow` for CSV), FILE:LINE for errors, and the options.
+        the options exclude it or its agent has no turn. May also yield `LeftOut`. It is given the item's parsed JSON (a
+        `TextRow` for CSV), FILE:LINE for errors, and the options. `read` validates its records.
       options: frozen dataclass; a field without a default is required.
       releases: URL of each public file -> its SHA-256, if known.
       drops: the item parts that records never hold, as printed by `jprm prepare`, e.g. "images"; empty if records hold
@@ -121,8 +121,11 @@ class Reader:
         Raises:
           RecordError: an item is bad and `on_error` is `stop`; names FILE:LINE, field, reason and remedy. Also, at the
             end of the file, if an optional column is in no record.
-          ValueError: an option is unknown, missing or has a wrong value, `skip` has no `rejects`, or as `read_items`.
+          ValueError: an option is unknown, missing or has a wrong value, `skip` has no `rejects`, or the file is a
+          pipe,
+            damaged gzip, or has other splits.
           FileNotFoundError: the file is missing.
+          ImportError: the file is a table, and the extra `parquet` is missing.
         """
         chosen = choose(self.options, options)
         reject = jsonl.reject_with(on_error, rejects)
@@ -253,7 +256,8 @@ def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tu
     - If a list is broken, its rest is the last item, which `jprm.io.jsonl.parse` rejects.
 
     Raises ValueError if the file holds splits and `split` is missing, if it lacks that split, or if it is a pipe or
-    damaged gzip; FileNotFoundError if it is missing; ImportError and RecordError as `read_rows` and `read_csv`.
+    damaged gzip; FileNotFoundError if it is missing; RecordError if a table is broken, and ImportError if reading it
+    needs the extra `parquet`.
     """
     if path_of(path).is_dir():
         yield from jsonl.read_lines(path)

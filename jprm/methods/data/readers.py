@@ -52,9 +52,9 @@ def parse_pool(item: Any, where: str, options: PoolOptions) -> Iterator[Record]:
     """Yields a pool, or a tree of messages (each leaf is a sample).
 
     Also accepts the pool layouts of other projects (`columns.parse_layout`). A sample that is a text or a free-text
-    object is split into steps.
+    object is split into steps. Empty samples are yielded too (with `error`), and `Reader.read` refuses them.
 
-    Raises RecordError if the item is a chain or has another form, or a sample is empty (with `error`).
+    Raises RecordError if the item is a chain or has another form.
     """
     if isinstance(item, dict) and "samples" not in item and "nodes" in item and tree_of(item, where).of_messages:
         yield item
@@ -158,7 +158,7 @@ def readers_of(item: Any) -> list[str]:
 
 
 def options_of(reader: Reader) -> Any:
-    """Builds reader options; a required option takes its first allowed value."""
+    """Returns the reader's options with their defaults; a required one, a Literal, takes its first allowed value."""
     kind = reader.options
     hints = typing.get_type_hints(kind)
     needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
@@ -168,6 +168,6 @@ def options_of(reader: Reader) -> Any:
 def find(name: str) -> Reader:
     """Returns a reader by name, or the user's own as `module:NAME` or `FILE.py:NAME`, which is executed.
 
-    Raises ValueError as `find_part` if there is no such reader.
+    Raises ValueError if there is no such reader, or the object is no `Reader`. Errors of the user's code pass.
     """
     return find_part(name, READERS, "reader", Reader, files=True)

@@ -532,8 +532,8 @@ class ActPrmOptions:
 def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Record]:
     """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; null labels fill up a short list.
 
-    Other keys are kept unless they have a meaning in records. Raises RecordError if a key is missing, or there are more
-    labels than steps.
+    Other keys are kept unless they have a meaning in records; `correct` is left out. Raises RecordError if a key is
+    missing, or there are more labels than steps.
     """
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):

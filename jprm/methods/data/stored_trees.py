@@ -220,7 +220,8 @@ def cached_trees(
 def write_trees(folder: pathlib.Path, trees: Iterable[TokenTree], about: Mapping[str, Any]) -> None:
     """Writes the trees as one shard, then the index, which makes the folder readable. The folder must exist.
 
-    `about` is as in `cached_trees`. Raises as `write_shard`.
+    `about` is a JSON object with the settings that the trees depend on, and the names of their `extras`. Existing files
+    are replaced. Errors of `trees` pass; KeyError if a tree lacks one of the extras.
     """
     counts = write_shard(folder / shard_name(0, 1), trees, about["extras"])
     write_json(folder / SHARDS, {"version": CACHE_VERSION, "about": about, "shards": [counts]})
@@ -245,6 +246,7 @@ class TokenShards(TokenTrees):
 
     Raises:
       ValueError: the shards have another version, or were made with settings other than `about`.
+      FileNotFoundError: the folder has no index, e.g. because `jprm tokenise` has not ended.
     """
 
     def __init__(
@@ -259,7 +261,7 @@ class TokenShards(TokenTrees):
         self._cache = (pathlib.Path(cache or cache_folder("tokens")), most)
 
     def fetch(self, shard: int) -> pathlib.Path:
-        """Returns the local path of shard `shard` (from 0), waiting for a download if needed. Raises as `fetched`."""
+        """Returns the local path of shard `shard` (from 0), waiting for a download if needed; OSError if it fails."""
         if self.folder.here is True:
             return super().fetch(shard)
         name = shard_name(shard, len(self.records))

@@ -243,11 +243,11 @@ def one_layer(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns Linear(D, D), ReLU, Linear(D, C) as torch's `0.weight`, `0.bias`, `2.weight`, `2.bias`, each (out, in).
+    """Returns Linear(D, D), ReLU, Linear(D, C) as torch's `0.weight`, `0.bias`, `2.weight`, `2.bias`.
 
-    They are the head's own two layers, or a linear head in 2 C of D hidden units: a logit z equals relu(z) - relu(-z);
-    one of the two is 0, so there is no rounding. `head` has `kernel` and `bias`, maybe `hidden_kernel` and
-    `hidden_bias`.
+    A weight is (out, in), all are float32. They are the head's own two layers, or a linear head in 2 C of D hidden
+    units: a logit z equals relu(z) - relu(-z); one of the two is 0, so there is no rounding. `head` has `kernel` and
+    `bias`, maybe `hidden_kernel` and `hidden_bias`.
 
     Raises ValueError if a linear head has D < 2 C.
     """
@@ -336,6 +336,8 @@ CALIBRATION, CARD = "calibration.json", "README.md"
 
 def adapter_json(prm: PRM, experiment: Experiment, labels: tuple[str, ...]) -> dict[str, Any]:
     """Returns jprm's layout and head as an `Adapter` in JSON, by which the exported folder is read.
+
+    Its fields are `name`, `problem`, `step`, `channels`, `score`, `activation`, `semantics` and, if any, `outputs`.
 
     `labels` are the head's classes in order, the channels of the record.
     """

@@ -70,8 +70,8 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
     The names are e.g. `bos_token`, as in `ChatTemplate.tokens`. `path` may be in a bucket or on the Hub, from which the
     files are downloaded.
 
-    Raises FileNotFoundError if the path is missing, ValueError if the template is absent, damaged or too long, and
-    OSError if a download fails.
+    Raises ValueError if the template is absent (or the folder), damaged or too long, FileNotFoundError if a GGUF file
+    is missing or tokenizer_config.json beside the template, and OSError if a download fails.
     """
     names = (TEMPLATE, CONFIG, TOOLS)
     path = local_copy(place_of(path, names), names)
@@ -91,7 +91,7 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 def render(
     template: str, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, str], *, reply: bool = True
 ) -> str:
-    """Renders chat messages in a separate process, and waits for it, at most `SECONDS`.
+    """Renders chat messages in a separate process, which has `SECONDS` for it, and waits for the text.
 
     With `reply`, the text ends where the assistant's reply begins (`add_generation_prompt`). `tokens` are the second
     result of `template_of`.
@@ -126,7 +126,7 @@ def render_turns(
     """Renders the conversation up to each turn of the assistant, in as few texts as possible, the longest first.
 
     With `last`, renders only up to the last turn: rendering all turns takes quadratic time. Without a turn the result
-    is []. Each message must have `role` and `content`. Waits for a separate process, at most `SECONDS` and 0.1 s a
+    is []. Each message must have `role` and `content`. Waits for a separate process, which has `SECONDS` and 0.1 s a
     turn.
 
     A turn is contained in a later turn's text if that text begins with the rendering up to the turn. With tools, the
@@ -157,8 +157,9 @@ def render_turns(
 def prompt_of(path: str | os.PathLike, message: str) -> str:
     """Renders a user message that contains `{problem}`, up to the start of the reply; `{problem}` stays in the result.
 
-    Raises as `template_of` and `render`, and ValueError unless the rendering contains the problem exactly once,
-    unchanged.
+    `path` is a folder or GGUF file, also in a bucket or on the Hub. Raises ValueError if the template is absent or
+    fails, or unless the rendering contains the problem exactly once, unchanged; OSError if a file is missing or a
+    download fails.
     """
     question = [{"role": "user", "content": message.replace("{problem}", _PROBLEM)}]
     before, after = _around(path, question, [_PROBLEM], reply=True)
@@ -168,7 +169,10 @@ def prompt_of(path: str | os.PathLike, message: str) -> str:
 def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[str, str]:
     """Returns (text before an assistant's reply, text after it); the first has `{problem}` as the user's message.
 
-    With `system`, a system message `{system}` comes first in it. Raises as `prompt_of`.
+    With `system`, a system message `{system}` comes first in it. `path` may be in a bucket or on the Hub.
+
+    Raises ValueError if the template is absent or fails, or unless the rendering contains each message exactly once,
+    unchanged; OSError if a file is missing or a download fails.
     """
     conversation = [{"role": "user", "content": _PROBLEM}, {"role": "assistant", "content": _REPLY}]
     conversation = [{"role": "system", "content": _SYSTEM}] * system + conversation
@@ -181,7 +185,8 @@ def conversation_of(path: str | os.PathLike, *, system: bool = False) -> tuple[s
 def trims(path: str | os.PathLike) -> bool:
     """Returns whether the model's template strips white space around the assistant's text.
 
-    Raises as `prompt_of`.
+    `path` is a folder or GGUF file, also in a bucket or on the Hub. Raises ValueError if the template is absent or
+    fails, and OSError if a file is missing or a download fails.
     """
     reply_text = f"\t\n{_REPLY}\n\t"
     template, tokens = template_of(path)

@@ -124,11 +124,16 @@ def everywhere(layer: int) -> bool:
     return True
 
 
-def windows_of(slides: Callable[[Fields], Callable[[int], bool] | None]) -> Callable[[Fields, int], tuple[int, ...]]:
+Slides = Callable[["Fields"], Callable[[int], bool] | None]
+"""A rule for `windows_of`: from a file's fields to (layer from 0) -> whether it has a window; None if no layer has."""
+
+
+def windows_of(slides: Slides) -> Callable[[Fields, int], tuple[int, ...]]:
     """Returns `Family.windows`: if a file has no `layer_types`, a layer has a window if `slides(fields)(layer)`.
 
-    If `slides(fields)` is None, no layer has one. A window is `sliding_window` tokens, and 0 is none.
-    The function raises ValueError if `layer_types` has an unknown kind or a wrong length, or contradicts the window.
+    If `slides(fields)` is None, no layer has one. `windows(fields, layers)` gives a number per layer: the tokens of
+    `sliding_window`, or 0 for full attention. This function raises ValueError if `layer_types` has an unknown kind or a
+    wrong length, or contradicts the window.
     """
 
     def windows(fields: Fields, layers: int) -> tuple[int, ...]:
@@ -154,7 +159,7 @@ def windows_of(slides: Callable[[Fields], Callable[[int], bool] | None]) -> Call
 
 
 def one_rope(fields: Fields, family: Family, windows: tuple[int, ...]) -> dict[str, Any]:
-    """Returns {"rope_theta", "rope_scaling"}, the same for all layers. Raises ValueError as `rope`."""
+    """Returns {"rope_theta", "rope_scaling"}, the same for all layers; ValueError if a field does not fit."""
     theta, scaling = rope(fields, family.rope)
     return dict(rope_theta=theta, rope_scaling=scaling)
 
@@ -323,8 +328,8 @@ def _rotary_dim(fields: Fields, head_dim: int) -> int:
 def local_ropes(fields: Fields, family: Family, windows: tuple[int, ...]) -> dict[str, Any]:
     """Returns {"rope_theta", "rope_scaling", "rope_theta_local"}, the last for layers with a window (Gemma 3, OLMo 3).
 
-    `rope_theta_local` is unscaled; 0.0 if no layer has a window. Raises ValueError as `rope`, or if the two kinds of
-    layers are not given together.
+    `rope_theta_local` is unscaled; 0.0 if no layer has a window. Raises ValueError if a field does not fit, or the
+    two kinds of layers are not given together.
     """
     content, kinds = fields.fields.get("rope_parameters"), ("full_attention", "sliding_attention")
     if content is None:

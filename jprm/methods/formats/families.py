@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from jprm.checkpoints.safetensors import read_json
 from jprm.methods.formats.config_json import (
     Family,
     Fields,
+    Slides,
     Stored,
     everywhere,
     experts_of,
@@ -116,12 +117,12 @@ HYBRID = {*DELTANET, "full_attention_interval", "mamba_ssm_dtype", "partial_rota
 HYBRID_ROPE = {"partial_rotary_factor", "mrope_section", "mrope_interleaved"}  # of text all three positions are equal
 
 
-def flagged(slides):
+def flagged(slides: Slides) -> Slides:
     """Returns the rule `slides` for `windows_of`, but without windows unless `use_sliding_window` is true."""
     return lambda fields: slides(fields) if fields.flag("use_sliding_window", False) else None
 
 
-def alternating(every: int):
+def alternating(every: int) -> Slides:
     """Returns a rule for `windows_of`: the last of `every` layers has no window, e.g. 3, 7, ... (from 0) for 4."""
     return lambda fields: lambda layer: (layer + 1) % every > 0
 
@@ -136,7 +137,7 @@ def rows(name: str, sizes: Mapping[str, int]) -> dict[str, Stored]:
     return stored
 
 
-def halves(heads: int, size: int):
+def halves(heads: int, size: int) -> Callable[[np.ndarray], np.ndarray]:
     """Returns `Stored.take` for heads whose first `size` dimensions rotate in pairs side by side, (2i, 2i + 1)."""
 
     def take(x_NX: np.ndarray) -> np.ndarray:

@@ -89,7 +89,10 @@ class GgufFile:
         return value
 
     def need(self, key: str, *, kind: type = int) -> Any:
-        """Returns a metadata value as `get`, e.g. `{a}.block_count`. Raises ValueError if it is absent."""
+        """Returns a metadata value of type `kind`, e.g. `{a}.block_count` ({a}: the architecture).
+
+        Raises ValueError if it is absent, has another type, or is a number that is not above 0.
+        """
         if (value := self.get(key, kind=kind)) is not None:
             return value
         key = key.replace("{a}", self.architecture)
@@ -208,12 +211,14 @@ def _scaling(file: GgufFile, head_dim: int, theta: float) -> RopeScaling:
 
 
 def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
-    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set; a tree as `decoder.load` returns.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
-    With dtype `gguf`, matrices keep the file's own blocks (`Blocks`). The regular expression `new` must match exactly
-    the parameters missing in the file, which are left out.
+    Returns a tree {"embed", "final_norm", "layers_0": {role: stack}, ...}. With dtype `gguf`, matrices keep the file's
+    own blocks (`Blocks`). The regular expression `new` must match exactly the parameters missing in the file, which are
+    left out.
 
-    Raises OSError or ValueError as `model_config`, and ValueError if a field or shape differs from `config`'s.
+    Raises OSError if the file cannot be read, and ValueError if it is damaged or unsupported, or a field or shape
+    differs from `config`'s.
     """
     file = GgufFile(path)
     decoder.check(path, model_config(path, layers=config.layers), config)

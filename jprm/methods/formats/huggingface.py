@@ -88,11 +88,12 @@ def load_decoder(
     folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", file: Readable | None = None, *,
     new: str = "",
 ) -> dict:  # fmt: skip
-    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set; a tree as `decoder.load` returns.
+    """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
-    `file` provides the tensors if they are already open, or changed by a LoRA; by default the folder's are opened and
-    compared with SHA256SUMS. The regular expression `new` must match exactly the parameters missing in the files, which
-    are left out. All names and shapes are checked before any tensor is read.
+    Returns a tree {"embed", "final_norm", "layers_0": {role: stack}, ...}. `file` provides the tensors if they are
+    already open, or changed by a LoRA; by default the folder's are opened and compared with SHA256SUMS. The regular
+    expression `new` must match exactly the parameters missing in the files, which are left out. All names and shapes
+    are checked before any tensor is read.
 
     Raises FileNotFoundError if a file is missing, and ValueError if a checksum, a field, or a tensor's name, shape or
     type does not fit `config`.
@@ -137,7 +138,11 @@ def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
 
 
 def open_tensors(folder: str | os.PathLike) -> Readable:
-    """Returns a local folder's tensors under Llama's names; none is read yet. Raises like `Tensors` and `arranged`."""
+    """Returns a local folder's tensors under Llama's names; data is read on access.
+
+    Raises FileNotFoundError if config.json or a tensor file is missing, and ValueError if a file is damaged or the
+    family is unsupported.
+    """
     return arranged(Tensors(folder), folder)
 
 
@@ -147,7 +152,8 @@ def arranged(file: Readable, folder: str | os.PathLike, config: ModelConfig | No
     The record is chosen by config.json in `folder`, which also gives `config` by default. Returns `file` itself if it
     is already arranged, or needs no change. Tensors are read on access.
 
-    Raises FileNotFoundError or ValueError as `model_config`, and ValueError if the record names an unknown role.
+    Raises FileNotFoundError if there is no config.json, and ValueError if it is unsupported, or the record names an
+    unknown role.
     """
     if isinstance(file, Arranged):
         return file

@@ -59,7 +59,8 @@ HARMLESS = {
 def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
     """Returns the base model's hyperparameters, with the LoRA's vocabulary size; `changes` replace fields.
 
-    Raises FileNotFoundError or ValueError as `MergedTensors` and `huggingface.model_config`.
+    Raises FileNotFoundError if a file or the base's folder is missing, and ValueError if a field or tensor of LoRA or
+    base is unsupported, unknown or damaged.
     """
     file = MergedTensors(folder)
     return huggingface.model_config(file.path, **(file.changes | changes))
@@ -68,8 +69,12 @@ def model_config(folder: str | os.PathLike, **changes) -> ModelConfig:
 def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = "float32", *, new: str = "") -> dict:
     """Loads the base model's decoder, with the LoRA merged in float32 and then stored as `dtype`, onto the mesh.
 
-    Layers beyond those of `config` are omitted. All names and shapes are checked before any tensor is read. Form, `new`
-    and errors are as in `huggingface.load_decoder`.
+    Layers beyond those of `config` are omitted. All names and shapes are checked before any tensor is read. Returns a
+    tree {"embed", "final_norm", "layers_0": {role: stack}, ...}. The regular expression `new` must match exactly the
+    parameters missing in the files, which are left out.
+
+    Raises FileNotFoundError if a file or the base's folder is missing, and ValueError if a checksum, field or tensor
+    does not fit.
     """
     check_sums(folder)
     file = MergedTensors(folder)
@@ -150,7 +155,11 @@ class MergedTensors:
 
 
 def open_tensors(folder: str | os.PathLike) -> huggingface.Readable:
-    """Returns the merged tensors under Llama's names; none is read yet. Raises like `MergedTensors`."""
+    """Returns the merged tensors under Llama's names; data is read on access.
+
+    Raises FileNotFoundError if a file or the base's folder is missing, and ValueError if the files are not a plain LoRA
+    for the model.
+    """
     file = MergedTensors(folder)
     return huggingface.arranged(file, file.path)
 

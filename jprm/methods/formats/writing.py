@@ -63,7 +63,7 @@ def causal_lm(
 
 
 def head_tensor(params: Mapping[str, Any], config: ModelConfig) -> Tensor:
-    """Returns the language head `lm_head.weight`, (vocabulary, width); the embedding if they are tied."""
+    """Returns ("lm_head.weight", (vocabulary, width), function returning the array); the embedding if tied."""
     if config.tied_embeddings:
         embed_VD = params["decoder"]["embed"]
         return LANGUAGE_HEAD, embed_VD.shape, lambda: np.asarray(embed_VD)

@@ -81,6 +81,8 @@ def score_file(
       ValueError: a host cannot see the input, a chain is too long (with `stop`), another request wrote the output, or
         `calibrated` is set for a scorer that is no `PRM`.
       FileNotFoundError: `input` is missing, or `calibrated` is set and the model has no map.
+      FloatingPointError: a score is not finite.
+      OSError: the output cannot be written.
     """
     output = path_of(output)
     if jax.process_count() > 1 and not multihost.everywhere(path_of(input).exists()):
@@ -147,7 +149,9 @@ def score_atif(
     reused in the same way. The final output is built from them and keeps all other bytes of the input (gzip is
     unpacked); it replaces an existing file atomically.
 
-    Raises like `score_file`, and RecordError if a document is not ATIF.
+    Raises RecordError if a document is not ATIF, ValueError if a chain is too long or another request wrote the turns,
+    FileNotFoundError if the input or (with `calibrated`) the model's map is missing, and FloatingPointError if a score
+    is not finite.
     """
     documents = atif.records_of(input)
     turns, flat = f"{output}.turns.jsonl", [record for records in documents for record in records]
@@ -163,7 +167,9 @@ def score_atif(
 
 
 def request_of(prm: PRM | Scorer, input: str | os.PathLike, **more: Any) -> dict[str, Any]:
-    """Returns a scored file's request: the entries of `identity`, of `input_of` (path and checksum), and `more`.
+    """Returns a scored file's request: the entries of `identity`, `input` (path) and `sha256`, and `more`.
+
+    For an input in a bucket, `bytes` and `modified` replace `sha256`.
 
     Raises FileNotFoundError if the input is missing, and ValueError for a pipe.
     """
@@ -272,12 +278,17 @@ def identity(prm: PRM | Scorer) -> dict[str, Any]:
 def scored_lines(
     prm: PRM | Scorer, records: Iterable[dict[str, Any]], speed: Speed | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields scored records like `prm.score_many`. Every process must pass the same records; each gets all scores.
+    """Yields copies of the records in order, with scores as `prm.score_many` adds them.
+
+    Every process must pass the same records; each gets all scores.
 
     Each process computes its chunks on its own devices, so the model must fit on the devices of one process. Chunks are
     packed as in a single process, so the scores are bit-identical. The chunks of a round are neighbours, so the written
     part is always a prefix. `speed` counts a PRM's work in a single process only. A `Scorer` must run in a
-    single process (else ValueError). Works lazily; raises as `prm.score_many`, e.g. LongChain and RecordError.
+    single process (else ValueError). Works lazily.
+
+    Raises RecordError if a record is invalid, LongChain (a ValueError) if a chain is too long, and FloatingPointError
+    if a score is not finite.
     """
     if jax.process_count() == 1:
         yield from prm.score_many(records, speed) if isinstance(prm, PRM) else prm.score_many(records)

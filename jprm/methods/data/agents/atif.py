@@ -38,7 +38,8 @@ def parse_atif(item: Any, where: str, options: SessionOptions) -> Iterator[Recor
     refers to a subagent's trajectory is skipped. The outcome is `extra.outcome` or `extra.reward` of the document, or
     else `total_reward` or `reward`. A turn keeps the `mc_return` and `reward` of its step, plus the rewards of the
     environment steps after it (as google/tunix writes them).
-    `session_id`, `trajectory_id` and `agent` (name, version, model) are kept. Last come counts of skipped parts.
+    `session_id`, `trajectory_id` and `agent` (name, version, model) are kept, and the document's `tools`. Last come
+    counts of skipped parts.
 
     Raises RecordError if a document is not of `VERSIONS`, or a step, call or result is invalid, e.g. misnumbered.
     """

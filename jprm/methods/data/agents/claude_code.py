@@ -28,8 +28,11 @@ def parse_claude_code(events: Sequence[Event], where: str, options: SessionOptio
     """Yields the trajectories in a session file, or in the output of `claude -p --output-format stream-json`.
 
     Such output may hold several sessions. Lines with the same `message.id` are one turn. A command queued while the
-    agent works becomes a user message. A subagent's own file is also read as a trajectory. Last come counts of skipped
-    parts. Errors are as in `trajectories`; RecordError also if a message has another form.
+    agent works becomes a user message. A subagent's own file is also read as a trajectory. A record has `messages`,
+    `problem`, `session` and (of several parts) `part`, from 0. Last come counts of skipped parts.
+
+    Raises `Dropped` if the agent has no turn, and RecordError if the user has none either or a message has another
+    form.
     """
     left = Leftovers(options)
     sessions = []

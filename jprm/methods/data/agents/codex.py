@@ -24,7 +24,10 @@ def parse_codex(events: Sequence[Event], where: str, options: SessionOptions) ->
 
     Such output may hold several sessions, one after another. All model output between two inputs is one turn.
     Developer messages and session instructions become system messages, and messages from other agents user messages.
-    Last come counts of skipped parts. Errors are as in `trajectories`; RecordError also if a line is no object.
+    A record has `messages`, `problem`, `session` and (of several parts) `part`, from 0. Last come counts of skipped
+    parts.
+
+    Raises `Dropped` if the agent has no turn, and RecordError if the user has none either or a line has another form.
     """
     left = Leftovers(options)
     rollouts = [_Rollout(left)]

@@ -123,8 +123,8 @@ def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Re
 def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
     """Yields (number from 1, JSON) per log in a JSON file, or per sample in an `.eval` file; NaN becomes null.
 
-    A file in a bucket is copied to this machine first. Raises as `read_items` for JSON, and RecordError if an `.eval`
-    file cannot be read, e.g. because inspect-ai is not installed.
+    A file in a bucket is copied to this machine first. Raises RecordError if an `.eval` file cannot be read, e.g.
+    because inspect-ai is not installed, FileNotFoundError if the file is missing, and ValueError for damaged gzip.
     """
     local = local_copy(path)
     if not zipfile.is_zipfile(local):

@@ -68,7 +68,8 @@ def parse_openai(item: Any, where: str, options: LogOptions) -> Iterator[Record 
     - {"input", "output"}: items of the Responses API.
     - {"prompt", "completion"}: a rollout, as messages or text.
 
-    Developer messages become system messages. The fields of `kept` are kept. Last come counts of skipped parts.
+    Developer messages become system messages. `id`, `problem`, `answer`, `semantics` and the outcome (`kept`) stay.
+    Last come counts of skipped parts.
 
     Raises RecordError if the item has another form, lacks the request, or refers to text on the server.
     """
@@ -105,7 +106,7 @@ def parse_anthropic(item: Any, where: str, options: LogOptions) -> Iterator[Reco
 
     `thinking` becomes `reasoning_content`, `tool_use` a call, and each `tool_result` a tool message. User text beside
     results follows them. Neighbouring assistant messages are one turn, as in the API, e.g. a prefill and its response.
-    The fields of `kept` are kept. Last come counts of skipped parts.
+    `id`, `problem`, `answer`, `semantics` and the outcome (`kept`) stay. Last come counts of skipped parts.
 
     Raises RecordError if the item has another form, or a block has an unknown kind (with `images=error`).
     """
@@ -160,9 +161,9 @@ def _rollout(item: Mapping[str, Any], where: str) -> list[Record]:
 
 
 def trajectory_of(record: Record, where: str) -> Record:
-    """Returns the trajectory with normalised messages and `segment`, so that a single exchange counts as one.
+    """Returns a copy with normalised messages and `segment` "turn", so that a single exchange counts as a trajectory.
 
-    Raises RecordError as `read_trajectory` if it is invalid.
+    `record` must have `messages`; other keys are kept. Raises RecordError, beginning with `where`, if it is invalid.
     """
     return read_trajectory({"segment": "turn", **record}, where) | {"segment": "turn"}
 

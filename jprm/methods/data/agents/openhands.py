@@ -23,7 +23,10 @@ def parse_openhands(events: Sequence[Event], where: str, options: SessionOptions
 
     Events with `action` or `observation` are version 0, events with `kind` version 1. All calls of one response are one
     turn. After a condensation a new trajectory begins, since the agent then reads a summary instead of earlier events.
-    Last come counts of skipped parts. Errors are as in `trajectories`; RecordError also if an event has another form.
+    A record has `messages`, `problem`, `tools` and (of several parts) `part`, from 0; of evaluations also
+    `instance_id`, `instruction` and the outcome. Last come counts of skipped parts.
+
+    Raises `Dropped` if the agent has no turn, and RecordError if the user has none either or an event has another form.
     """
     left = Leftovers(options)
     if not any(isinstance(value, Mapping) and "history" in value for _, value in events):

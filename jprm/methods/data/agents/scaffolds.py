@@ -15,7 +15,7 @@ def parse_swe_agent(item: Any, where: str, options: SessionOptions) -> Iterator[
     """Yields a SWE-agent trajectory (`.traj`) from its `history`.
 
     A demonstration becomes a user message. `environment`, and `exit_status` and `submission` of `info`, are kept, and
-    the fields of `kept`. Last come counts of skipped parts.
+    `id`, `problem`, `answer`, `semantics` and the outcome (`kept`). Last come counts of skipped parts.
 
     Raises RecordError if the item has another form, and `Dropped` if the agent has no turn.
     """
@@ -45,7 +45,8 @@ def parse_mini_swe_agent(item: Any, where: str, options: SessionOptions) -> Iter
     """Yields a mini-swe-agent trajectory (`.traj.json`, versions 1 and 2).
 
     The final message of version 2 has the role exit and is left out, since no model reads it. `instance_id`, and
-    `exit_status` and `submission` of `info`, are kept, and the fields of `kept`. Last come counts of skipped parts.
+    `exit_status` and `submission` of `info`, are kept, and `id`, `problem`, `answer`, `semantics` and the outcome
+    (`kept`). Last come counts of skipped parts.
 
     Raises RecordError if the item has another form, and `Dropped` if the agent has no turn.
     """

@@ -366,7 +366,8 @@ def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
 def named(adapter: str) -> Adapter:
     """Finds the adapter: a file `NAME.json`, a published name, or the user's own (`module:NAME`, `FILE.py:NAME`).
 
-    Raises as `read` for a JSON file, and as `find_part` (ValueError) for the others.
+    Raises FileNotFoundError if the JSON file is missing, and ValueError if it is invalid or the name unknown. The
+    user's module is executed, and its errors pass.
     """
     if str(adapter).endswith(".json"):
         return read(adapter)
