@@ -77,7 +77,7 @@ class Slots:
         self.clear()
 
     def clear(self) -> None:
-        """Frees all slots and resets the pool, e.g. after a failure that may have lost it."""
+        """Frees all slots and places and empties the pool, of unchanged size, e.g. after a failure that lost it."""
         self.free, self.free_states = np.arange(self.size), list(range(self.nodes))
         with jax.set_mesh(self.model.mesh):
             self._pool = empty_pool(self.model.config, self.size, self.nodes)

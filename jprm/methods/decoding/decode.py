@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Int8, Key
+from jaxtyping import Array, Bool, Float, Int, Int8, Key, UInt32
 
 from jprm.model import attention, layers, transformer
 from jprm.model.attention import HIDDEN, capped
@@ -92,7 +92,7 @@ def mapped(
     tokens: Callable[..., Array], states: Callable[..., Array] | None, cache: Cache, *others: Cache,
     config: ModelConfig | None = None,
 ) -> Cache:  # fmt: skip
-    """Maps `tokens` over the cache's keys and values, and `states` over its recurrent states.
+    """Returns the cache with `tokens` applied to its keys and values, and `states` to its recurrent states.
 
     Both also take the corresponding arrays of `others`. `states` takes the index of the row axis first, and needs the
     `config`; without it states stay unchanged.
@@ -161,7 +161,8 @@ def forward(
     """Returns the new tokens' hidden states after the final norm, and their rows' updated cache.
 
     A row's token t sees the past, the row's own cache before `start`, and the new tokens up to itself, within the
-    layer's window. A row's positions must be consecutive. Padding must follow the tokens, and does not affect them.
+    layer's window. A row's positions, from 0, must be consecutive. Padding must follow the tokens, and does not affect
+    them. Without `fresh`, raises as `check`.
 
     Args:
       fresh: B rows' cache; new keys and values are written to it at `start`. None for rows that begin with the
@@ -392,7 +393,10 @@ class DecodingState:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
+def prefill(
+    params: Mapping, config: ModelConfig, tokens_US: Int[Array, "U S"], length_U: Int[Array, " U"],
+    row_R: Int[Array, " R"],
+) -> Past:  # fmt: skip
     """Returns the `Past` with row r for prompt row_R[r], without its last token, with which decoding begins.
 
     Args:
@@ -411,12 +415,16 @@ def prefill(params, config: ModelConfig, tokens_US, length_U, row_R) -> Past:
 
 
 def next_token(
-    params, config: ModelConfig, temperature, top_p, s: DecodingState, past, first_B, key_B, table_VP, stop_V, at_step,
-    limit, entropies: int = 0,
+    params: Mapping, config: ModelConfig, temperature: float, top_p: float, s: DecodingState, past: Past,
+    first_B: Int[Array, " B"], key_B: Key[Array, " B"], table_VP: Int8[Array, "V P"], stop_V: Bool[Array, " V"],
+    at_step: Bool[Array, ""], limit: Int[Array, ""], entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
-    """Samples one more token per sample; ended samples stay.
+    """Samples one more token per sample; ended samples stay, and `end_B` has the new ends.
 
     Args:
+      temperature: as in `draw`, like `top_p`.
+      first_B: position of each prompt's last token.
+      key_B: from `keys`.
       s: if it has an array for entropies, they are written too.
       table_VP: `progress_table`, which finds the ends of steps.
       stop_V: whether a token is a stop token.
@@ -463,8 +471,10 @@ def next_token(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3), static_argnames="entropies", donate_argnums=4)
 def decode_samples(
-    params, config: ModelConfig, temperature, top_p, samples: DecodingState, past, first_B, key_B, table_VP, stop_V,
-    at_step, limit, needed_B, enough, entropies: int = 0,
+    params: Mapping, config: ModelConfig, temperature: float, top_p: float, samples: DecodingState, past: Past,
+    first_B: Int[Array, " B"], key_B: Key[Array, " B"], table_VP: Int8[Array, "V P"], stop_V: Bool[Array, " V"],
+    at_step: Bool[Array, ""], limit: Int[Array, ""], needed_B: Bool[Array, " B"], enough: Int[Array, ""],
+    entropies: int = 0,
 ) -> DecodingState:  # fmt: skip
     """Decodes until all needed samples have ended, or all samples in `enough` rows, or a running sample has no room.
 
@@ -502,7 +512,7 @@ def padded(x: Array, axis: int, size: int) -> Array:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def refilled(past: Past, new: Past, new_R) -> Past:
+def refilled(past: Past, new: Past, new_R: Bool[Array, " R"]) -> Past:
     """Returns `past` with the prompts of `new` in the rows marked by the mask `new_R`; reuses the arrays of `past`."""
 
     def either(a: Array, b: Array) -> Array:
@@ -519,7 +529,9 @@ def longer(past: Past, size: int) -> Past:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def of_rows(state, row_Q, m: int):
+def of_rows(
+    state: tuple[DecodingState, Array, Array, Past], row_Q: Int[Array, " Q"], m: int
+) -> tuple[DecodingState, Array, Array, Past]:
     """Returns the rows row_Q, in this order, of a state (samples, first_B, key_B, past).
 
     A row has m samples, but one prompt in `past`.
@@ -536,8 +548,8 @@ def of_rows(state, row_Q, m: int):
 
 
 @jax.jit
-def keys(number_B, hash_B):
-    """Returns (B,) random keys, from uint32 sample numbers and text hashes (`text_hash`)."""
+def keys(number_B: UInt32[Array, " B"], hash_B: UInt32[Array, " B"]) -> Key[Array, " B"]:
+    """Returns random keys from sample numbers and text hashes (`jprm.methods.policy.sampler.text_hash`)."""
     return jax.vmap(lambda number, text: jax.random.fold_in(jax.random.key(number), text))(number_B, hash_B)
 
 

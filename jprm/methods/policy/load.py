@@ -95,8 +95,9 @@ def _checked(kind: type, settings: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def refusing(where: str, field: str, remedy: str) -> Iterator[None]:
-    """Converts the block's ValueErrors to RecordErrors at `where`, in `field` unless the error names one, with the
-    remedy.
+    """Converts the block's ValueErrors to RecordErrors at `where`, with `remedy`, in `field` or the one it names.
+
+    An OptionError's known values replace the remedy. Other errors, e.g. FileNotFoundError, pass.
     """
     try:
         yield

@@ -306,7 +306,7 @@ class ServerPolicy:
                 print(f"{config.model}: {reason}; samples have none, and a judge's scores are votes", file=sys.stderr)
             if until == "step" and sample.finish_reason == "stop" and not sample.steps and sample.tokens:
                 body = _limited(config, {key: body[key] for key in body if key != "stop"}, sample.tokens)
-                text = await self._ask(client, body, lambda reply: _told_nothing(config, reply))
+                text = await self._ask(client, body, lambda reply: _leading_blank(config, reply))
                 sample = dataclasses.replace(sample, finish_reason="step" if text else "stop")
             drawn.append(sample)
             left -= sample.tokens
@@ -519,7 +519,7 @@ def _joined(drawn: Sequence[Sample]) -> Sample:
     return dataclasses.replace(last, tokens=tokens, logprob=logprob, finish_reason=finish, **known)
 
 
-def _told_nothing(config: ServerConfig, reply: Any) -> str:
+def _leading_blank(config: ServerConfig, reply: Any) -> str:
     """Returns the leading blank text of a reply without a stop; "" if the text ends there."""
     text = _text(config, reply)
     return text[: len(text) - len(text.lstrip())] or ("" if not text else config.delimiter)
@@ -562,7 +562,8 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
 def read_reply(config: ServerConfig, until: str, reply: Any) -> tuple[Sample, str]:
     """Returns the sample in a reply (parsed JSON) to a request for a step or a whole chain (`until`), and its raw text.
 
-    A blank step is a sample without steps and with reason `step`. Log-probabilities are None and () unless
+    For a step the sample has at most one; a blank one is a sample without steps and with reason `step`. The reason is
+    `stop`, `length` or, for a step, `step`. Log-probabilities are None and () unless
     `config.logprobs` is set and all of them are valid.
 
     Raises ValueError unless the reply has exactly one choice with text, a known `finish_reason` and

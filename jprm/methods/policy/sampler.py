@@ -185,7 +185,7 @@ class Sampler:
         self.push(params, name, take)
 
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
-        """Replaces the parameters by a copy of others for the same model, without recompilation.
+        """Replaces the parameters by a copy of others for the same model, without recompilation; waits for the copy.
 
         They may be on a mesh of several processes, which must all push together. `name` identifies the parameters; the
         policy's name adds the options. `take` removes the parameters from their dictionaries (see `decoding_copy`).
@@ -292,8 +292,10 @@ class Sampler:
         Returns B samples, m per row in order; padding gives samples without tokens.
 
         Args:
-          length_B, last_B: number of tokens before each sample, and the last token.
-          number_B, hash_B: a sample's random key; equal keys give equal samples.
+          length_B: number of tokens before each sample.
+          last_B: the last of them.
+          number_B: a sample's random key, together with `hash_B`; equal keys give equal samples.
+          hash_B: see `text_hash`.
           end_B: `decode.RUNNING`, or `decode.STOP` for padding.
           until: `step` or `end`, as in `Policy.sample`.
           kept: receives finished samples with their keys, and the row of `past` for every m of them.
@@ -356,7 +358,7 @@ def decoding_config(config: ModelConfig, tensor: int, dtype: Dtype) -> ModelConf
 
 
 def repeats(config: ModelConfig, tensor: int) -> int:
-    """Returns how often each key-value head must be repeated for an even split over `tensor` devices."""
+    """Returns how often, at least once, each key-value head must occur for an even split over `tensor` devices."""
     return math.lcm(config.kv_heads, tensor) // config.kv_heads
 
 
@@ -444,7 +446,10 @@ def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int
 
 @functools.partial(jax.jit, static_argnums=1)
 def stored_rest(params: Mapping, dtype: Dtype) -> dict:
-    """Copies parameters outside layers: embedding, last norm and head. The head's matrix is never int8."""
+    """Returns a copy, in storage format `dtype`, of parameters outside layers: embedding, last norm and head.
+
+    The dictionaries are the same. With int8 the head's matrix is bfloat16.
+    """
 
     def stored(path, x: Array) -> Array | Int8:
         of_head = path[-1].key not in ("embed", "final_norm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jprm import multihost
 from jprm.model.mesh import MESH_AXES, MeshConfig, make_mesh, without
 
 
-def on_own_mesh(arrays, mesh: Mesh):
+def on_own_mesh(arrays: Any, mesh: Mesh) -> Any:
     """Returns a complete copy of a tree of arrays on this process's `own_mesh`; itself if it is the only process.
 
     All processes of the group must call this together. A device receives only its part, directly from other devices.
@@ -39,7 +40,9 @@ def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
     return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, place), pieces)
 
 
-def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]):
+def sent(
+    x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]
+) -> jax.Array | None:
     """Sends an array from some processes to others, which return it; senders return None.
 
     All processes in the group must call this together, each with an equally sized mesh of its own devices. A
@@ -48,7 +51,8 @@ def sent(x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Seque
 
     Args:
         x: in a sender, the array on `mesh`, sharded by `place`; in a receiver, its shape and type.
-        from_, to: process indices of the senders and of the receivers.
+        from_: process indices of the senders.
+        to: process indices of the receivers.
 
     Raises ValueError if one of them is not in the group.
     """

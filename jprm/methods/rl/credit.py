@@ -31,6 +31,11 @@ EQUAL = 1e-6
 
 Array = np.ndarray
 Process = list[Float[Array, " P1"]]
+"""Rewards or advantages of a group's segments, by sample."""
+
+StepScores = Sequence[Float[Array, " P"]]
+"""The PRM's scores of a group's steps, by sample."""
+
 Statistics = Callable[[Float[Array, " G"]], tuple[Float[Array, " G"], float]]
 """A group's returns to each sample's baseline, and the advantages' divisor."""
 
@@ -237,7 +242,7 @@ def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
     return (return_N - baseline_N) / scale
 
 
-def gdpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
+def gdpo(reward_G: Float[Array, " G"], score_GP: StepScores, states: States, config: CreditConfig) -> Process:
     """A_i = norm(R)_i + w norm(S)_i, each component normalised separately in the group (Liu et al. 2026, GDPO).
 
     S is a sample's mean step score, 0 without steps. A sample's segments all have the same advantage; `states` are
@@ -249,7 +254,7 @@ def gdpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config
     return [np.full(len(score_P) + 1, total) for score_P, total in zip(score_GP, total_G, strict=True)]
 
 
-def gigpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
+def gigpo(reward_G: Float[Array, " G"], score_GP: StepScores, states: States, config: CreditConfig) -> Process:
     """A_j = norm(sum_k r_k) + w norm(C_j | equal states) (Feng et al. 2025, GiGPO).
 
     Rewards are the steps' scores, and the verifier's at the end. C_j is the reward to go, compared among all the
@@ -270,7 +275,7 @@ def gigpo(reward_G: Float[Array, " G"], score_GP: Process, states: States, confi
     return advantages
 
 
-def turn_gae(reward_G: Float[Array, " G"], score_GP: Process, states: States, config: CreditConfig) -> Process:
+def turn_gae(reward_G: Float[Array, " G"], score_GP: StepScores, states: States, config: CreditConfig) -> Process:
     """A_j = sum_{k >= j} (gamma lam)^(k - j) (r_k + gamma V_k - V_(k-1)), with one turn as one action.
 
     Schulman et al. 2016; over turns: Li et al. 2025, Turn-PPO. V_k is the PRM's score after step k, V_0 the mean of the
@@ -313,7 +318,7 @@ class Credit:
     follows: bool = True
     scales: tuple[str, ...] = ("score", "half")
     tail: bool = False
-    whole: Callable[[Float[Array, " G"], Process, States, CreditConfig], Process] | None = None
+    whole: Callable[[Float[Array, " G"], StepScores, States, CreditConfig], Process] | None = None
 
     @property
     def prm(self) -> bool:
@@ -446,9 +451,7 @@ class CreditConfig:
             check_scale(scale, credit.scales, model, f"credit.name={self.name!r}")
 
 
-def segment_rewards(
-    reward_G: Float[Array, " G"], scores: Sequence[Float[Array, " P"]], config: CreditConfig
-) -> Process:
+def segment_rewards(reward_G: Float[Array, " G"], scores: StepScores, config: CreditConfig) -> Process:
     """Returns the form's rewards for every sample's segments, in float64; 0 if the credit has no form.
 
     With `config.gate` they pass `gate`, correct if the verifier's reward is above 0. The verifier's own rewards are not
@@ -478,7 +481,7 @@ def segment_rewards(
 
 def segment_advantages(
     reward_G: Float[Array, " G"],
-    scores: Sequence[Float[Array, " P"]],
+    scores: StepScores,
     config: CreditConfig,
     states: States | None = None,
 ) -> list[Float[Array, " P1"]]:
@@ -524,7 +527,7 @@ def token_weights(lengths: Sequence[int], config: CreditConfig) -> list[Float[Ar
 def token_advantages(
     samples: Sequence[Rollout],
     reward_G: Float[Array, " G"],
-    scores: Sequence[Float[Array, " P"]],
+    scores: StepScores,
     config: CreditConfig,
 ) -> list[Float[Array, " T"]]:
     """Returns every token's advantage, with its norm folded in; a segment's advantage is on all its tokens.
@@ -549,8 +552,8 @@ def token_advantages(
 def states_of(sample: Rollout) -> list[object]:
     """Returns the hashable state keys before each of a sample's P + 1 segments.
 
-    In an episode the state is the environment's text before the turn, where the segment begins; else all earlier
-    tokens. The first state in a group's samples is the problem.
+    In an episode the state is the environment's text before the turn, where the segment begins: its spans of ids. Else
+    it is all earlier tokens, as a SHA-256 hex digest. The first state in a group's samples is the problem.
     """
     states, prefix, spans = [], hashlib.sha256(), list(sample.observed)
     for begin, stop in itertools.pairwise([0, *sample.step_stop, len(sample.ids)]):

@@ -160,6 +160,9 @@ class Loop:
     def run_updates(self, asked_to_stop: Callable[[int], bool]) -> bool:
         """Runs the remaining updates; returns whether it was stopped before the last.
 
+        Evaluates before the first update and every `evaluate_every` ones. Saves checkpoints, and after a new best
+        evaluation best/. At the end it evaluates the best policy on fresh samples.
+
         `asked_to_stop` is called with the optimizer's step and returns whether SIGTERM came to any process.
         """
         config, progress = self.config, self.progress
@@ -190,7 +193,11 @@ class Loop:
         return False
 
     def update(self, number: int) -> None:
-        """Runs update `number` (from 1): samples, judges, learns, and pushes the parameters to the sampler."""
+        """Runs update `number` (from 1): samples, judges, learns, and pushes the parameters to the sampler.
+
+        Sets `progress.update`, and writes a line to metrics.jsonl, but no checkpoint. Every `refresh.every` updates the
+        PRM learns too. Raises Diverged if the loss is not finite.
+        """
         config, began = self.config, time.perf_counter()
         began -= self.samples.waited  # for this update's samples, at the end of the update before
         self.at(number, "sampling")

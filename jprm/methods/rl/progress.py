@@ -105,7 +105,11 @@ def best_of(evaluations: Sequence[Evaluation]) -> int:
 
 
 def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
-    """Returns whether the last evaluation looks like gaming: a higher PRM score (if any) but fewer correct answers."""
+    """Returns whether the last evaluation looks like gaming.
+
+    Its PRM score is then higher than the best evaluation's, and fewer answers are correct, with a p-value (`p_worse`)
+    below `SUSPICION`. False without a PRM, or if `config.gaming` is off.
+    """
     now, best = evaluations[-1], evaluations[best_of(evaluations)]
     if not config.gaming or "proxy" not in now or not now["proxy"] > best["proxy"]:
         return False
@@ -121,7 +125,8 @@ def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> di
     alarms, as fresh samples are independent of the suspicion.
 
     Args:
-        best, now: evaluations on the same problems, with samples not used for any choice.
+        best: the best policy's evaluation, with samples not used for any choice.
+        now: the present policy's, on the same problems.
         earlier: how many tests the run has had.
         seed: resamples the problems for the interval.
     """
@@ -147,7 +152,8 @@ def p_worse(before: Evaluation, after: Evaluation) -> float:
 def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
     """Returns the guard that the last evaluation triggers, in words; empty without one.
 
-    The evaluation has the key `check` if `fresh_test` tested a suspicion.
+    The evaluation has the key `check` if `fresh_test` tested a suspicion. The text begins with "gaming:", "KL budget:"
+    or "disagreement:", the first that applies in this order.
     """
     now, best = evaluations[-1], evaluations[best_of(evaluations)]
     if (test := now.get("check")) and test["p"] < test["level"]:

@@ -295,7 +295,10 @@ def by_prompt(group: Group, layout: Layout) -> dict[tuple[int, ...], list[int]]:
 def neutral_tree(
     name: str, prompt: Sequence[int], samples: Sequence[Rollout], weight: Sequence[np.ndarray] | None = None
 ) -> TokenTree:
-    """Returns the tree of a prompt's samples with all advantages 0; `weight` has a weight per token of each sample."""
+    """Returns the tree of a prompt's samples with all advantages 0; `weight` has a weight per token of each sample.
+
+    Without it a token weighs 1, and 0 if the environment wrote it. Raises as `group_tree`.
+    """
     return group_tree(name, prompt, samples, [np.zeros(len(sample.ids)) for sample in samples], weight)
 
 

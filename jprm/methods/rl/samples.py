@@ -103,7 +103,7 @@ class Rollout:
         return self.episode["reward"] if self.episode is not None else 0.0
 
     def messages(self) -> list[dict[str, Any]]:
-        """Returns an episode's messages up to its last turn, {"role", "content", ...}; only for an episode.
+        """Returns an episode's messages up to its last turn, {"role", "content", ...}; asserts that it is an episode.
 
         A turn that the environment did not take is its text.
         """
