@@ -122,8 +122,7 @@ class Reader:
           RecordError: an item is bad and `on_error` is `stop`; names FILE:LINE, field, reason and remedy. Also, at the
             end of the file, if an optional column is in no record.
           ValueError: an option is unknown, missing or has a wrong value, `skip` has no `rejects`, or the file is a
-          pipe,
-            damaged gzip, or has other splits.
+            pipe, damaged gzip, or has other splits.
           FileNotFoundError: the file is missing.
           ImportError: the file is a table, and the extra `parquet` is missing.
         """

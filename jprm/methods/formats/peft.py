@@ -89,8 +89,8 @@ class MergedTensors:
     vocabulary size.
 
     Raises:
-      ValueError, FileNotFoundError: the files are not a plain LoRA for the model. The message names file and field or
-      tensor.
+      ValueError: the files are not a plain LoRA for the model. The message names file and field or tensor.
+      FileNotFoundError: a file of the LoRA or the model is missing.
     """
 
     def __init__(self, folder: str | os.PathLike, base: Given = ""):

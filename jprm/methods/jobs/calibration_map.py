@@ -210,7 +210,7 @@ def stored_calibration(prm: PRM) -> Recalibration:
 
 
 def mapped(recalibration: Recalibration, record: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a scored record with mapped `score` values; other outputs, and null scores, stay.
+    """Returns a copy of a record whose steps all have scores, with the mapped ones; its other outputs stay.
 
     Raises RecordError if the record is invalid, and ValueError if a score is outside [0, 1].
     """
