@@ -494,7 +494,10 @@ def decode_samples(
 
 @functools.partial(jax.jit, static_argnums=1)
 def grown(samples: DecodingState, size: int) -> DecodingState:
-    """Returns samples with rings of `size` tokens; tokens keep their order, and `count` becomes the old room."""
+    """Returns samples with rings of `size` tokens, more than before; tokens keep their order.
+
+    `count` becomes the old room, so the oldest token is at 0.
+    """
     room = samples.written_BN.shape[1]
 
     def pad(x: Array, axis: int) -> Array:

@@ -287,7 +287,7 @@ class ServerPolicy:
             raise ValueError(f"{config.urls[0]}: {reason}. {way_out}")
         self._continues = True
 
-    async def _draw(self, client: httpx2.AsyncClient, prefix: Prefix, until: str, seed: int) -> Sample:
+    async def _draw(self, client: httpx2.AsyncClient, prefix: Prefix, until: Until, seed: int) -> Sample:
         """Returns one sample; continues it if it begins with blank steps."""
         config, lead = self.config, ""
         drawn: list[Sample] = []
@@ -439,7 +439,7 @@ MOST_OF_A_DIGIT = 2
 """Maximum tokens of "1": SentencePiece may prepend one. Ending and beginning a message takes at least three."""
 
 
-def request_body(config: ServerConfig, prefix: Prefix, until: str, seed: int, lead: str = "") -> dict[str, Any]:
+def request_body(config: ServerConfig, prefix: Prefix, until: Until, seed: int, lead: str = "") -> dict[str, Any]:
     """Returns the JSON body of a request for one sample after the prefix; sends nothing.
 
     It has `prompt` (completions) or `messages` (chat), `model`, `seed` as given, the sampling settings, the keys of
@@ -559,7 +559,7 @@ def _with_thoughts(message: Mapping[str, Any]) -> Any:
     return f"<think>\n{thoughts.strip()}" + (f"\n</think>\n\n{text}" if text else "")
 
 
-def read_reply(config: ServerConfig, until: str, reply: Any) -> tuple[Sample, str]:
+def read_reply(config: ServerConfig, until: Until, reply: Any) -> tuple[Sample, str]:
     """Returns the sample in a reply (parsed JSON) to a request for a step or a whole chain (`until`), and its raw text.
 
     For a step the sample has at most one; a blank one is a sample without steps and with reason `step`. The reason is

@@ -157,7 +157,7 @@ class Sampler:
         i * n + j.
 
     Raises ValueError if the head is not a language head, or the model does not fit the mesh. The first sample raises
-    NotImplementedError if a layer cannot decode with a cache. Each new shape is compiled, which may take minutes.
+    NotImplementedError if a layer cannot decode with a cache. A call with new shapes first waits for their compilation.
     """
 
     def __init__(
@@ -251,11 +251,11 @@ class Sampler:
         return [*self.layout.problem(prefix.problem), *(i for ids in steps for i in ids)]
 
     def rows(self, count: int) -> int:
-        """Returns the padded row count: a power of two per device."""
+        """Returns the padded row count for `count` rows: a power of two per device."""
         return self.devices * padded_size(-(-count // self.devices))
 
     def _drawn(
-        self, jobs: Sequence[Job], m: int, most: int, until: str,
+        self, jobs: Sequence[Job], m: int, most: int, until: Until,
         ended: Callable[[Mapping[int, Drawn]], None] = lambda new: None,
     ) -> dict[int, Drawn]:  # fmt: skip
         """Decodes jobs in at most `most` rows, refilling finished rows; returns samples by position.
@@ -285,7 +285,7 @@ class Sampler:
 
     def decoded(
         self, past: decode.Past, length_B: np.ndarray, last_B: np.ndarray, number_B: np.ndarray, hash_B: np.ndarray,
-        end_B: np.ndarray, m: int, until: str, kept: Callable[[decode.DecodingState, np.ndarray], None] | None = None,
+        end_B: np.ndarray, m: int, until: Until, kept: Callable[[decode.DecodingState, np.ndarray], None] | None = None,
     ) -> list[Drawn]:  # fmt: skip
         """Decodes m samples after each row of `past`, which must lack the last token before them.
 
@@ -310,7 +310,7 @@ class Sampler:
             rows.grow_if_full()
         return [drawn[b] for b in range(len(end_B))]
 
-    def _sample(self, drawn: Drawn, *, until: str) -> Sample:
+    def _sample(self, drawn: Drawn, *, until: Until) -> Sample:
         text = self.tokenizer.decode(list(drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids))
         steps = tuple(map(step_text, filter(str.strip, text.split(self.options.delimiter))))
         steps = steps[:1] if until == "step" else steps
@@ -507,7 +507,7 @@ class DecodingRows:
     `since_R` on. A row with a job is busy until its samples are collected.
     """
 
-    def __init__(self, sampler: Sampler, R: int, m: int, until: str):
+    def __init__(self, sampler: Sampler, R: int, m: int, until: Until):
         self.sampler, self.m, self.at_step = sampler, m, until == "step"
         limit = sampler.options.max_tokens
         self.enough = sampler.devices * padded_size(max(1, R // REFILL // sampler.devices))
@@ -545,7 +545,7 @@ class DecodingRows:
         self._begin()
 
     def fill(self, free: Sequence[int], jobs: Sequence[Job]) -> None:
-        """Begins one job in each of the rows `free`, in order; computes each distinct prompt once."""
+        """Begins the jobs, one per row, in the first of the rows `free`; computes each distinct prompt once."""
         sampler, m, R = self.sampler, self.m, len(self.jobs)
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
         size = padded_size(max(SHORTEST_PROMPT, *map(len, prompts)))
@@ -640,7 +640,10 @@ class DecodingRows:
         return drawn
 
     def drop_ended(self, kept: Callable | None = None) -> None:
-        """Drops finished rows if this leaves `FEWER` times fewer rows; `kept` receives the state first."""
+        """Drops finished rows, which must be collected, if this leaves `FEWER` times fewer; else does nothing.
+
+        `kept` receives the state, and each row's place in `past`, first.
+        """
         left, ended = np.flatnonzero(self._running_R), np.flatnonzero(~self._running_R)
         size = self.sampler.rows(len(left))
         if not len(left) or FEWER * size > len(self.jobs):
@@ -657,7 +660,7 @@ class DecodingRows:
         self.jobs, self.rows, self.since_R = [self.jobs[r] for r in left], self.rows[left], self.since_R[left]
 
     def grow_if_full(self) -> None:
-        """Doubles the room if an unfinished sample has used its own."""
+        """Doubles the room of all samples, in tokens, if an unfinished one has used its own; else does nothing."""
         room, host = self.samples.written_BN.shape[1], self.host
         if not (host["length_B"][host["end_B"] == decode.RUNNING] >= room).any():
             return

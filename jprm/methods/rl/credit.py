@@ -141,9 +141,9 @@ def implicit(log_ratio_P: Float[Array, " P"]) -> Float[Array, " P1"]:
 
 
 def gate(credit_P1: Float[Array, " P1"], correct: bool) -> Float[Array, " P1"]:
-    """Returns the credit if the chain is `correct`; else only its negative part, so a rejected chain never pays.
+    """Returns the credit if the chain is `correct`; else only its negative part, min(c, 0).
 
-    Multiplying credit by verdict would also forgive an incorrect chain its worst steps.
+    So a rejected chain never pays. Multiplying credit by verdict would also forgive an incorrect chain its worst steps.
     """
     return credit_P1 if correct else np.minimum(credit_P1, 0.0)
 
@@ -235,7 +235,10 @@ States = Sequence[Sequence[object]]
 
 
 def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
-    """Returns each return's advantage by `ADVANTAGES[name]`; 0 if there is only one, or all are equal."""
+    """Returns each return less its baseline, over the divisor, by `ADVANTAGES[name]`.
+
+    0 if there is only one return, or all are equal, also with "reinforce".
+    """
     if len(return_N) < 2 or equal(return_N):
         return np.zeros(len(return_N))
     baseline_N, scale = ADVANTAGES[name](return_N)
@@ -354,7 +357,7 @@ odds."""
 def find(name: str) -> Credit:
     """Returns the credit named in `CREDITS`, `module:NAME` or `FILE.py:NAME`, which is imported or executed.
 
-    Raises ValueError if it is unknown or absent (`MissingPart`), or no `Credit`.
+    Raises ValueError if it is unknown or absent (`MissingPart`), or no `Credit`. Errors of its code pass.
     """
     return find_part(name, CREDITS, "credit.name", Credit, files=True)
 
@@ -440,7 +443,7 @@ class CreditConfig:
 
     @property
     def subtracted(self) -> Callable[[Process, str, float], Process]:
-        """The function in `BASELINES`, also if `baseline` is None."""
+        """The function in `BASELINES`, also if `baseline` is None; `return` with "reinforce", which subtracts 0."""
         default = {"grpo": "step", "reinforce": "return"}.get(self.advantage, "to_go")  # reinforce subtracts 0
         return BASELINES[self.baseline or default]
 

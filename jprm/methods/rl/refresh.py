@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -77,7 +77,9 @@ def verdicts_of_rollouts(
 
 
 def labelled(
-    groups: Sequence[Group], verdicts: Sequence[Sequence[Sequence[float | None]]], semantics: str
+    groups: Sequence[Group],
+    verdicts: Sequence[Sequence[Sequence[float | None]]],
+    semantics: Literal["value", "correctness", "rating"],
 ) -> list[dict[str, Any]]:
     """Returns pool records with the groups' chains and a label for each step with a verdict in [0, 1].
 
@@ -142,7 +144,7 @@ def refreshed(
 
     The folder is `workdir`/prm/UPDATE, and the records are written to `workdir`/prm/UPDATE.jsonl. Earlier updates'
     records and `refresh.replay` are included. It blocks for `refresh.steps` optimizer steps; a finished refresh is not
-    computed again, and a stopped one continues. Every process must call it.
+    computed again, and a stopped one begins anew. Every process must call it.
 
     Raises as `jprm.train.Trainer`, e.g. ValueError if the folder holds another experiment's run.
     """

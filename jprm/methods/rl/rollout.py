@@ -81,7 +81,7 @@ class Group:
 
     @property
     def correct_G(self) -> Float[np.ndarray, " G"]:
-        """The verifier's reward, 0 for blank or cut-off chains."""
+        """The verifier's reward in [0, 1]; 0 for blank or cut-off chains. 1 is correct."""
         return np.maximum(self.reward_G, 0.0)
 
 

@@ -181,7 +181,7 @@ class Samples(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The policy's chain layout."""
+        """The policy's chain layout, also if it is on sampling hosts."""
         ...
 
     @property
