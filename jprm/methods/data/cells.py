@@ -280,7 +280,7 @@ _SAID = (
 
 
 def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
-    """Converts a label to a number; null, and words for it such as "n/a", have no label.
+    """Converts a label to a number; null, "" and words such as "n/a", "nan" and "none" give None.
 
     Words and booleans become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or
     -1. A number, also as text, is returned as it is, unchecked. `semantics` is one of `jprm.tree.SEMANTICS`.

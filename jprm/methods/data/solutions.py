@@ -33,7 +33,8 @@ class Gsm8kOptions:
 def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
     """Yields one correct chain from {"question", "answer"}; each non-blank line before `#### ANSWER` is a step.
 
-    Other keys are kept. Raises RecordError if a key or the answer is missing.
+    The chain has `problem`, `steps`, `answer` and `correct` (true); other keys are kept. Raises RecordError if a key or
+    the answer is missing.
     """
     solution, mark, answer = take(item, "answer", str, where).rpartition("####")
     if not mark or not answer.strip():
@@ -99,7 +100,7 @@ class MathOptions:
 def parse_math(item: Any, where: str, options: MathOptions) -> Iterator[Record]:
     """Yields one correct chain from {"problem", "solution", "answer"?}, without step labels; keeps other keys.
 
-    Raises RecordError if a key is missing.
+    The solution becomes `steps`, and `correct` is true. Raises RecordError if a key is missing.
     """
     solution = take(item, "solution", str, where)
     pieces = [solution] if options.steps == "none" else steps.split(solution, options.steps)

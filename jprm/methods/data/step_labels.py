@@ -26,7 +26,7 @@ _FIRST = re.compile(r"Step 1\s*:")
 
 
 def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain with labels 1 and 0, semantics `value`.
+    """Yields one chain, {"problem", "steps", "labels", "semantics": "value"}, with labels 1 and 0.
 
     A step is the text between two tags, with its number ("Step 2: "), stripped. If the last step states the answer, its
     label is also `correct`, since no completion follows it. OpenRLHF's copy has a list with one entry per tag (`value`,
@@ -130,6 +130,8 @@ class PrmbenchOptions:
 
 def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
     """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere; keeps all other keys.
+
+    Its `problem` and `steps` are the question and process that `process` chooses.
 
     A chain must have an error step, unless its class is `multi_solutions`; with `process=original` all labels are 1.
 

@@ -423,7 +423,7 @@ def tokenise(
       out: the folder, also in a bucket.
       source: prepared folders and JSON Lines files; by default `data.train`. Each worker holds a JSON Lines file in
         memory, but streams a prepared folder.
-      shards: by default chosen so that each has about `TOKENS` tokens.
+      shards: by default chosen so that each has about 16.8 million tokens (`TOKENS`).
       workers: processes; by default one per core.
       part: writes only every `part.count`-th shard, so that several machines can share the work.
 

@@ -91,7 +91,7 @@ def template_of(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 def render(
     template: str, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, str], *, reply: bool = True
 ) -> str:
-    """Renders chat messages in a separate process, which has `SECONDS` for it, and waits for the text.
+    """Renders chat messages in a separate process, which has 10 s for it, and waits for the text.
 
     With `reply`, the text ends where the assistant's reply begins (`add_generation_prompt`). `tokens` are the second
     result of `template_of`.
@@ -126,7 +126,7 @@ def render_turns(
     """Renders the conversation up to each turn of the assistant, in as few texts as possible, the longest first.
 
     With `last`, renders only up to the last turn: rendering all turns takes quadratic time. Without a turn the result
-    is []. Each message must have `role` and `content`. Waits for a separate process, which has `SECONDS` and 0.1 s a
+    is []. Each message must have `role` and `content`. Waits for a separate process, which has 10 s, and 0.1 s a
     turn.
 
     A turn is contained in a later turn's text if that text begins with the rendering up to the turn. With tools, the

@@ -361,7 +361,7 @@ Tensor = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
 
 
 def fused(tensors: Iterable[Tensor], config: ModelConfig) -> Iterable[Tensor]:
-    """Yields the tensors as files of the model's family have them; inverse of `unfused`.
+    """Yields (name, shape, function) of the tensors as files of the model's family have them; inverse of `unfused`.
 
     A fused tensor is yielded once its last part has come, and computed when its function is called. If a part never
     comes, the others are left out.

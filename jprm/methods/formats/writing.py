@@ -269,10 +269,10 @@ def _rope_json(config: ModelConfig) -> dict[str, Any] | None:
 def decoder_tensors(
     params: Mapping[str, Any], config: ModelConfig, stored: Mapping[str, Stored] = FrozenDict()
 ) -> Iterable[Tensor]:
-    """Returns a decoder's parameters as file tensors, e.g. `model.norm.weight`, each computed by its function.
+    """Returns a decoder's parameters as (name in the file, shape, function that returns the array).
 
-    They are grouped by role, so that each stack is fetched once. `stored` has the roles that the family's files name or
-    arrange differently (`stored_by`).
+    A name is e.g. `model.norm.weight`. They are grouped by role, so that each stack is fetched once. `stored` has the
+    roles that the family's files name or arrange differently (`stored_by`).
 
     Raises ValueError at once for a parameter without a name in Hugging Face files.
     """
@@ -328,6 +328,7 @@ def _arranged(prefix: str, parts: list[tuple[Stored, tuple[int, ...], Callable[[
 def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:
     """Writes one file, named `single`, or shards of about `shard_bytes` and their index. Existing files are kept.
 
+    Shards are `model-00001-of-00002.safetensors` etc., and the index, replaced last, `model.safetensors.index.json`.
     Each file is written atomically; the folder must exist. The host holds one shard and one stack of layers. Shows a
     progress bar on a terminal.
 

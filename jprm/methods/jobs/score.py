@@ -177,7 +177,7 @@ def request_of(prm: PRM | Scorer, input: str | os.PathLike, **more: Any) -> dict
 
 
 def stored_scale(path: str | os.PathLike) -> Scale:
-    """Returns the score scale in `PATH.info.json` beside the scored file; probabilities if it states no scale.
+    """Returns the score scale in `PATH.info.json` beside the scored file, else that of probabilities.
 
     Raises ValueError if a newer jprm wrote it.
     """

@@ -41,7 +41,8 @@ def parse_atif(item: Any, where: str, options: SessionOptions) -> Iterator[Recor
     `session_id`, `trajectory_id` and `agent` (name, version, model) are kept, and the document's `tools`. Last come
     counts of skipped parts.
 
-    Raises RecordError if a document is not of `VERSIONS`, or a step, call or result is invalid, e.g. misnumbered.
+    Raises RecordError if a document is not of ATIF-v1.0 to v1.8, or a step, call or result is invalid, e.g.
+    misnumbered.
     """
     left = Leftovers(options)
     for document, field in _documents(item, where, ""):

@@ -231,8 +231,9 @@ OUTCOMES = ("outcome", "reward", "success", "resolved", "score")
 def kept(item: Mapping[str, Any], where: str, more: Sequence[str] = ()) -> Record:
     """Returns those of `problem`, `semantics`, `id`, `answer` and `more` that a log has, and its `outcome`.
 
-    The outcome is the number under the first key of `OUTCOMES` that is not null; true becomes 1, false 0. If there is
-    no `reward`, `reward_info.reward` is taken in its place. Raises RecordError if the outcome is no number.
+    The outcome is the number under the first non-null key of `outcome`, `reward`, `success`, `resolved` and `score`;
+    true becomes 1, false 0. If there is no `reward`, `reward_info.reward` is taken in its place. Raises RecordError if
+    the outcome is no number.
     """
     kept = {key: item[key] for key in ("problem", "semantics", "id", "answer", *more) if key in item}
     item = {"reward": object_in(item, "reward_info").get("reward"), **item}  # as in tau2-bench

@@ -61,7 +61,8 @@ def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | 
 
     An item is one span or event, an OTLP export ({"resourceSpans": ...} or {"resourceLogs": ...}), {"spans": ...}, or
     Langfuse's {"trace", "observations"}. Spans without an answer are left out and counted, last. any-agent's spans hold
-    only new messages, so its trace is one trajectory.
+    only new messages, so its trace is one trajectory. A record has `messages`, `tools`, the ids of trace and span, and
+    (`kept`) `id`, `problem`, `answer`, `semantics` and the outcome.
 
     Raises RecordError if the item is no object, or messages, calls or tools of a span are damaged. An item without any
     answer yields no trajectory.
