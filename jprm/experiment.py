@@ -190,9 +190,7 @@ class Experiment:
             if getattr(self, field) < 1:
                 raise ValueError(f"{field}={getattr(self, field)} must be positive")
         if not -(2**63) <= self.seed < 2**63 or not 0 <= self.data.seed < 2**32:
-            raise ValueError(
-                f"seed={self.seed} must fit 64 bits, and data.seed={self.data.seed} be from 0 to {2**32 - 1}"
-            )
+            raise ValueError(f"seed={self.seed} must fit 64 bits, data.seed={self.data.seed} be from 0 to {2**32 - 1}")
         if self.profile != (0, 0) and not 1 <= self.profile[0] <= self.profile[1]:
             raise ValueError(f"profile={self.profile} must be the first and the last step to trace, or (0, 0)")
         if self.keep_every < 0 or (self.keep_every and self.keep_every % self.checkpoint_every):
@@ -260,9 +258,7 @@ def names_in(path: str | os.PathLike) -> dict[str, Any]:
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such experiment file")
     if not path.endswith(".py"):
-        raise ValueError(
-            f"{path}: not an experiment (a .py file with experiment()). Other trainers: examples/trainers/"
-        )
+        raise ValueError(f"{path}: not an experiment (a .py file with experiment()). Others: examples/trainers/")
     return run(path, pathlib.Path(path).read_text(encoding="utf-8-sig"))
 
 
@@ -448,9 +444,7 @@ class TargetConfig:
         if self.soft == "relative" and not self.threshold > 0:
             raise ValueError("target.soft='relative' needs target.threshold, the least progress of a correct step")
         if not 0 <= self.threshold or not 0 < self.eta <= 50:
-            raise ValueError(
-                f"target.threshold={self.threshold} must not be negative, and target.eta={self.eta} be in (0, 50]"
-            )
+            raise ValueError(f"target.threshold={self.threshold} must be 0 or more, target.eta={self.eta} in (0, 50]")
         if not 0 <= self.smoothing < 1 or (self.smoothing and self.neutral == "third"):
             raise ValueError(f"target.smoothing={self.smoothing} must be in [0, 1), and 0 with neutral='third'")
         if (self.labels == "rating") == (self.neutral == "none"):

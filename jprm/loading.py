@@ -27,13 +27,9 @@ VERIFIER = "verifier.json"
 
 
 def load(
-    folder: str | os.PathLike | PRM,
-    mesh: MeshConfig | None = None,
-    dtype: Dtype | None = None,
-    adapter: str | None = None,
-    attention: str | None = None,
-    reference: str | None = None,
-) -> PRM:
+    folder: str | os.PathLike | PRM, mesh: MeshConfig | None = None, dtype: Dtype | None = None,
+    adapter: str | None = None, attention: str | None = None, reference: str | None = None,
+) -> PRM:  # fmt: skip
     """Loads a model for scoring: the newest checkpoint of a run, a published PRM, or a fused verifier.
 
     >>> prm = jprm.load(folder)
@@ -41,7 +37,8 @@ def load(
     (2,)
 
     Args:
-      folder: of a run or a published PRM, local or in a bucket. A loaded PRM is returned unchanged.
+      folder: of a run or a published PRM, local, in a bucket or `hf://OWNER/NAME` (cached). A loaded PRM is returned
+        unchanged.
       mesh: device mesh. Default: parameters are sharded over all devices, and each device takes its own rows.
       dtype: storage type of the parameters. Default: as trained; for a published model float32, or bfloat16 on a GPU.
         bfloat16 and float32 also set the computation type. int8 takes a quarter of float32's memory, nf4 a little more
@@ -56,6 +53,7 @@ def load(
 
     Raises:
       FileNotFoundError, ValueError: a file is missing or damaged, or the folder holds a policy.
+      OSError: a model at `hf://OWNER/NAME` or in a bucket cannot be downloaded.
     """
     if isinstance(folder, PRM) or not isinstance(folder, str | os.PathLike):  # loaded already
         return folder

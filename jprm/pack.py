@@ -345,18 +345,11 @@ def _count(tree: TokenTree, kept: TokenTree, shape: Geometry, parts: list[Part])
     labelled = int((kept.weight_M > 0).sum())
     lost = [_pairs(kept, True, a) - sum(_pairs(part.tree, part.owned_M, a) for part in parts) for a in (True, False)]
     return PackReport(
-        trees=1,
-        tokens=laid_out,
-        repeated=sum(part.repeated for part in parts),
-        leaf_tokens=int(depth_M[_leaves(kept)].sum()),
-        chain_tokens=int(depth_M[kept.weight_M > 0].sum()),
-        steps=len(depth_M),
-        labelled=labelled,
-        truncated=len(tree.run_M) - len(depth_M),
-        truncated_labelled=int((tree.weight_M > 0).sum()) - labelled,
-        pairs_lost=lost[0],
-        problem_pairs_lost=lost[1],
-    )
+        trees=1, tokens=laid_out, repeated=sum(part.repeated for part in parts),
+        leaf_tokens=int(depth_M[_leaves(kept)].sum()), chain_tokens=int(depth_M[kept.weight_M > 0].sum()),
+        steps=len(depth_M), labelled=labelled, truncated=len(tree.run_M) - len(depth_M),
+        truncated_labelled=int((tree.weight_M > 0).sum()) - labelled, pairs_lost=lost[0], problem_pairs_lost=lost[1],
+    )  # fmt: skip
 
 
 def _leaves(tree: TokenTree) -> Bool[np.ndarray, " M"]:

@@ -51,20 +51,13 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
     none = np.full((count, slots), -1, np.int32)
     zero = np.zeros((count, slots), np.float32)
     return Rows(
-        tokens=np.zeros((count, tokens), np.int32),
-        position=np.zeros((count, tokens), np.int32),
+        tokens=np.zeros((count, tokens), np.int32), position=np.zeros((count, tokens), np.int32),
         until=np.tile(np.arange(1, tokens + 1, dtype=np.int32), (count, 1)),
-        step_end=np.zeros((count, slots), np.int32),
-        label=np.ones((count, slots), np.float32),
-        weight=zero.copy(),
-        tree=none.copy(),
-        parent=none.copy(),
-        problem=np.zeros((count, slots), np.int32),
-        owned=np.zeros((count, slots), bool),
-        tree_weight=zero.copy(),
-        leaf=np.zeros((count, slots), bool),
+        step_end=np.zeros((count, slots), np.int32), label=np.ones((count, slots), np.float32), weight=zero.copy(),
+        tree=none.copy(), parent=none.copy(), problem=np.zeros((count, slots), np.int32),
+        owned=np.zeros((count, slots), bool), tree_weight=zero.copy(), leaf=np.zeros((count, slots), bool),
         extras={name: zero.copy() for name in extras},
-    )
+    )  # fmt: skip
 
 
 def padded_size(count: int, least: int = 1, factor: int = 2) -> int:

@@ -25,10 +25,9 @@ _CHUNK = 2_000_000  # weights in memory at a time (16 MB): a bootstrap over 50,0
 
 
 def auroc(
-    score_N: Float[np.ndarray, " N"],
-    positive_N: Bool[np.ndarray, " N"],
+    score_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"],
     weight_RN: Float[np.ndarray, "*R N"] | None = None,
-) -> Float[np.ndarray, "*R"]:
+) -> Float[np.ndarray, "*R"]:  # fmt: skip
     """Returns the probability that a positive scores above a negative; ties count half (Mann-Whitney U / its maximum).
 
     NaN if either class has no weight. `weight_RN` defaults to 1 per item. Raises ValueError if a score is NaN.
@@ -39,13 +38,13 @@ def auroc(
 
 
 def average_precision(
-    score_N: Float[np.ndarray, " N"],
-    positive_N: Bool[np.ndarray, " N"],
+    score_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"],
     weight_RN: Float[np.ndarray, "*R N"] | None = None,
-) -> Float[np.ndarray, "*R"]:
+) -> Float[np.ndarray, "*R"]:  # fmt: skip
     """Returns sum_k (R_k - R_{k-1}) P_k over the distinct scores, highest first, with recall R and precision P.
 
-    Does not interpolate, as scikit-learn's `average_precision_score`. NaN if the positives have no weight. See `auroc`.
+    Does not interpolate, as scikit-learn's `average_precision_score`. NaN if the positives have no weight. Weights and
+    errors are as in `auroc`.
     """
     positive_RU, negative_RU = (x_RU[..., ::-1] for x_RU in _class_weights(score_N, positive_N, weight_RN))
     hit_RU = np.cumsum(positive_RU, -1)
@@ -109,17 +108,15 @@ class Draws(NamedTuple):
 
 
 def draws(
-    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
-    groups: Sequence[Any] | np.ndarray,
-    n: int = DRAWS,
-    *,
-    seed: int,
-) -> Draws:
-    """Returns the statistic and its values on `n` resamples by whole groups with replacement (a cluster bootstrap).
+    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]], groups: Sequence[Any] | np.ndarray,
+    n: int = DRAWS, *, seed: int,
+) -> Draws:  # fmt: skip
+    """Returns the statistic (*C) and its values (n, *C) on `n` resamples by whole groups with replacement.
 
     `groups` names each item's group (N items), e.g. each step's problem: steps in one problem depend on each other.
     `statistic` takes R rows of item weights: how often each item's group was drawn. Calls with the same seed and groups
-    draw the same resamples, so their draws can be subtracted. Without items, every draw is the statistic's value.
+    draw the same resamples, so their draws can be subtracted. Without items, every draw is the statistic's value. (It
+    is a cluster bootstrap. Many groups take less time by `group_numbers`.)
     """
     group_N = numbered(groups)
     size = len(group_N)
@@ -139,14 +136,10 @@ def draws(
 
 
 def bootstrap(
-    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]],
-    groups: Sequence[Any] | np.ndarray,
-    n: int = DRAWS,
-    *,
-    seed: int,
-    fraction: bool = True,
-) -> Interval:
-    """Returns a statistic's 95 % interval from `n` resamples of its groups, e.g. problems: `interval` of `draws`."""
+    statistic: Callable[[Float[np.ndarray, "R N"]], Float[np.ndarray, " R *C"]], groups: Sequence[Any] | np.ndarray,
+    n: int = DRAWS, *, seed: int, fraction: bool = True,
+) -> Interval:  # fmt: skip
+    """Returns `interval(draws(...))`: a statistic's 95 % interval from `n` resamples of its groups, e.g. problems."""
     return interval(draws(statistic, groups, n, seed=seed), fraction=fraction)
 
 

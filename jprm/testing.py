@@ -206,9 +206,7 @@ def difference(actual: Any, expected: Any) -> float:
         return math.inf
     sizes = [float(np.abs(b).max(initial=0)) for _, b in pairs]
     least = max(max(sizes) / 100, 1e-30)
-    return max(
-        float(np.abs(a - b).max(initial=0)) / max(size, least) for (a, b), size in zip(pairs, sizes, strict=True)
-    )
+    return max(float(np.abs(a - b).max(initial=0)) / max(top, least) for (a, b), top in zip(pairs, sizes, strict=True))
 
 
 # ----------------------------------------------------------------------------------------------- the part and its data
@@ -602,18 +600,11 @@ def _exported(part: CheckedPart) -> float:
 
 
 CHECKS: dict[str, tuple[float, Callable[[CheckedPart], float]]] = {
-    "packed": (SUMS, _packed),
-    "chains": (SUMS, _chains),
-    "split": (SUMS, _split),
-    "devices": (SUMS, _devices),
-    "gradients": (0.0, _gradients),
-    "updates": (SUMS, _updates),
-    "resumed": (0.0, _resumed),
-    "scored": (SCORES, _scored),
-    "live": (SCORES, _live),
-    "cached": (SCORES, _cached),
+    "packed": (SUMS, _packed), "chains": (SUMS, _chains), "split": (SUMS, _split), "devices": (SUMS, _devices),
+    "gradients": (0.0, _gradients), "updates": (SUMS, _updates), "resumed": (0.0, _resumed),
+    "scored": (SCORES, _scored), "live": (SCORES, _live), "cached": (SCORES, _cached),
     "exported": (SCORES, _exported),
-}
+}  # fmt: skip
 """Check to its tolerance and the function that returns the difference."""
 
 

@@ -261,14 +261,10 @@ def _only(tree: TokenTree, some_M: Bool[np.ndarray, " M"]) -> TokenTree:
     for slot, above in enumerate(tree.above_M.tolist()):  # a slot comes before those that continue it
         nearest[slot] = -1 if above < 0 else (int(new_M[above]) if some_M[above] else nearest[above])
     return dataclasses.replace(
-        tree,
-        run_M=tree.run_M[some_M],
-        above_M=np.array(nearest, np.int64)[some_M],
-        node_M=tree.node_M[some_M],
-        label_M=tree.label_M[some_M],
-        weight_M=tree.weight_M[some_M],
+        tree, run_M=tree.run_M[some_M], above_M=np.array(nearest, np.int64)[some_M], node_M=tree.node_M[some_M],
+        label_M=tree.label_M[some_M], weight_M=tree.weight_M[some_M],
         extras={key: extra_M[some_M] for key, extra_M in tree.extras.items()},
-    )
+    )  # fmt: skip
 
 
 def _labels(
@@ -306,9 +302,7 @@ def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) 
     if absent_everywhere and field == "extras" and "classes" in tree.extra:
         classes = tree.extra["classes"]
         if not isinstance(classes, list) or len(classes) != len(tree.steps):
-            raise ValueError(
-                f"problem {name!r}: classes must be a list with a name, a list of names or null for each step"
-            )
+            raise ValueError(f"problem {name!r}: classes must be a list with a name, names or null for each step")
         for node, label in zip(tree.steps, classes, strict=True):
             values[node] = None if label is None else float(key in ([label] if isinstance(label, str) else label))
     elif absent_everywhere:
@@ -369,15 +363,10 @@ def next_tokens(tree: TokenTree) -> TokenTree:
     slot_N = np.full(total, -1)
     slot_N[node_M] = np.arange(len(node_M))
     return dataclasses.replace(
-        tree,
-        length_R=np.ones(total, np.int64),
-        parent_R=above_N,
-        run_M=above_N[node_M],
-        above_M=slot_N[above_N[node_M]],
-        node_M=node_M,
-        label_M=tree.tokens_N[node_M].astype(np.float32),
+        tree, length_R=np.ones(total, np.int64), parent_R=above_N, run_M=above_N[node_M],
+        above_M=slot_N[above_N[node_M]], node_M=node_M, label_M=tree.tokens_N[node_M].astype(np.float32),
         weight_M=np.ones(len(node_M), np.float32),
-    )
+    )  # fmt: skip
 
 
 def outcome_tokens(tree: TokenTree) -> TokenTree:
@@ -396,15 +385,11 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
 
     right_M, weight_M = below(tree.weight_M * tree.label_M), below(tree.weight_M)
     return dataclasses.replace(
-        tree,
-        length_R=np.ones(total, np.int64),
-        parent_R=above_N,
-        run_M=node_M,
-        above_M=np.maximum(above_N[node_M] - tree.problem, -1),
-        node_M=node_M,
+        tree, length_R=np.ones(total, np.int64), parent_R=above_N, run_M=node_M,
+        above_M=np.maximum(above_N[node_M] - tree.problem, -1), node_M=node_M,
         label_M=np.divide(right_M, weight_M, out=np.ones_like(right_M), where=weight_M > 0).astype(np.float32),
         weight_M=weight_M.astype(np.float32),
-    )
+    )  # fmt: skip
 
 
 def tokens_above(tree: TokenTree) -> Int[np.ndarray, " N"]:

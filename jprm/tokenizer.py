@@ -528,9 +528,7 @@ class TemplateLayout:
             before, whole = self.tokenizer.encode(anchor), self.tokenizer.encode(anchor + text)
             if whole[: len(before)] == before:
                 return whole[len(before) :]
-        raise ValueError(
-            f"text {text[:40]!r}: merges with whatever stands before it; remove the white space it starts with"
-        )
+        raise ValueError(f"text {text[:40]!r}: merges with any text before it; remove the white space it starts with")
 
     @functools.cached_property
     def _word_start(self) -> bool:

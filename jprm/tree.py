@@ -191,9 +191,7 @@ def record_of(tree: ReasoningTree) -> dict[str, Any]:
         elif tree.kind == "chain" and len(branches) == 1:
             record |= branches[0]
         else:
-            raise ValueError(
-                f"kind is {tree.kind!r} with {len(branches)} branches: use 'chain' (one), 'pool' or 'tree'"
-            )
+            raise ValueError(f"kind={tree.kind!r} has {len(branches)} branches: use 'chain' (one), 'pool' or 'tree'")
     return with_rest(record, tree)
 
 

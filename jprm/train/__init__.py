@@ -43,14 +43,7 @@ from jprm.model.transformer import check_model
 from jprm.objectives import Judged, Objective, divisor, means, prefixed
 from jprm.rows import Rows
 from jprm.tokenizer import load_tokenizer
-from jprm.train.batches import (
-    Streams,
-    check_rows,
-    check_supervision,
-    micro_batches,
-    own_batches,
-    unstacked,
-)
+from jprm.train.batches import Streams, check_rows, check_supervision, micro_batches, own_batches, unstacked
 from jprm.train.callbacks import Callback, Goodput, Log, Profile, Watchdog, changed_compiler, versions
 from jprm.train.state import (
     Metrics,
@@ -78,17 +71,19 @@ class Position(Protocol):
 
 
 class Trainer:
-    """Trains one experiment.
+    """Trains one experiment. Leaving its `with` block waits for checkpoints and releases the folder.
 
     Args:
-        workdir: the run's folder, local or in a bucket. Training continues from its newest checkpoint. None: nothing is
-            saved, and the experiment's data are read only by `batches`.
+        workdir: the run's folder, local or in a bucket, made if absent; experiment.json, digests and the tokenizer are
+            written to it. Training continues from its newest checkpoint. None: nothing is saved, and the experiment's
+            data are read only by `batches`.
         objective: replaces `experiment.objective` and takes the same options. The run records its module and name, and
             continues only with an objective by that name.
         position: replaces the position in the data in checkpoints, for a caller that makes the rows itself.
 
     Raises ValueError if the experiment's parts do not fit together, the folder holds another experiment's run, or
-    another process trains in it.
+    another process trains in it; FileNotFoundError or ValueError if a file of data, tokenizer or base is missing or
+    damaged; OSError if a model at `hf://` cannot be downloaded.
     """
 
     def __init__(
@@ -127,9 +122,7 @@ class Trainer:
                 log_ratio = objectives.log_ratio(self.objective)
                 self._id = store.claim(folder, experiment, self.tokenizer, log_ratio)
                 if not multihost.everywhere((folder / RUN).is_file()):
-                    raise ValueError(
-                        f"{workdir}: differs between hosts. Set --workdir to a folder that all hosts share"
-                    )
+                    raise ValueError(f"{workdir}: differs between hosts. Set --workdir to a folder all hosts share")
                 mark_own(folder / RUN)  # on every host: each reads the base again that it names
                 self.checkpoints = store.open_checkpoints(folder, experiment.keep, experiment.keep_every)
             with jax.set_mesh(self.mesh):
@@ -152,22 +145,25 @@ class Trainer:
 
     @functools.cached_property
     def batches(self) -> Streams:
-        """Endless batches of the experiment's data, (A, B, ...), from the checkpoint's position."""
+        """Endless batches of `data.train` from the checkpoint's position: A x B = `rows`, B = `micro_rows`.
+
+        The same iterator at each access. Errors are those of `own_batches`.
+        """
         return own_batches(self.experiment, self.experiment.data.train, self.mesh, self.tokenizer)
 
     @property
     def params(self) -> dict[str, Any]:
-        """The model's parameters, adapters merged."""
+        """The model's nested parameters, e.g. `{"decoder", "head"}`, adapters merged; copy them before the next `step`,
+        which may overwrite their memory."""
         return self._models()["model"]
 
     def step(self, rows: Rows) -> Metrics:
-        """Updates the parameters on rows shaped (A, B, ...), or (A x data.micro_rows, ...).
+        """Updates the parameters on host rows shaped (A, B, ...), or (A x data.micro_rows, ...).
 
-        Returns metrics the device may still be computing; reading a number waits for it. If the loss or gradient
-        is not finite, no parameter changes.
+        Returns metrics the device may still be computing; reading a number waits for it. A new shape compiles first. If
+        the loss or gradient is not finite, no parameter changes (`Metrics.skipped` counts only a guard's skips).
 
-        Raises ValueError, naming the field, if the model cannot take the rows; or after a decaying schedule's last
-        step.
+        Raises ValueError if the model cannot take the rows, naming the field; or after a decaying schedule's last step.
         """
         if rows.tokens.ndim == 2:
             rows = micro_batches(rows, self.experiment.data.micro_rows)
@@ -195,12 +191,11 @@ class Trainer:
             )
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
-        """Returns loss, metrics and label count over files (default: `data.valid`), e.g. `valid_auroc` (None if labels
-        are all alike), `valid_labels`. Raises ValueError if there is no file or no row."""
+        """Returns `valid_loss`, `valid_labels` (their count) and metrics over files (default: `data.valid`), e.g.
+        `valid_auroc` (None if labels are all alike). Raises ValueError if there is no file or no row, and as
+        `own_batches`."""
         if not (files := files or self.experiment.data.valid):
-            raise ValueError(
-                "data.valid names no file: pass files to evaluate, as in trainer.evaluate(['valid.jsonl'])"
-            )
+            raise ValueError("data.valid names no file: pass files to evaluate, e.g. trainer.evaluate(['valid.jsonl'])")
         batches = own_batches(self.experiment, files, self.mesh, self.tokenizer, once=True)
         micro = itertools.chain.from_iterable(map(unstacked, batches))
         with jax.set_mesh(self.mesh):
@@ -208,12 +203,19 @@ class Trainer:
         return {f"valid_{name}": value for name, value in values.items()}
 
     def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
-        """Returns `loss`, `labels` (their count) and the objective's metrics on rows (A, B, ...), without training."""
+        """Returns `loss`, `labels` (their count) and the objective's metrics on rows (A, B, ...), without training.
+
+        A metric is None if undefined. Raises ValueError if A is 0 or the model cannot take the rows.
+        """
         with jax.set_mesh(self.mesh):
             return measured(objective, self._models(), unstacked(rows), self.experiment.task)
 
     def take(self, folder: str | os.PathLike) -> int:
-        """Loads the trained parameters, not the optimizer state, from a run's newest checkpoint; returns its step."""
+        """Loads the trained parameters, not the optimizer state, from a run's newest checkpoint; returns its step.
+
+        Raises FileNotFoundError if `folder` is no run, ValueError if it has no checkpoint or one that is damaged;
+        KeyError if it lacks a trained parameter.
+        """
         experiment = read(path_of(folder) / RUN)
         with jax.set_mesh(self.mesh):
             params, step = store.load_params(folder, experiment, self.mesh)
@@ -222,7 +224,10 @@ class Trainer:
         return step
 
     def save(self) -> None:
-        """Saves a checkpoint in the background; closing the trainer waits for it. Raises ValueError without workdir."""
+        """Saves a checkpoint in the background, in place of the step's earlier one; old ones go as `experiment.keep`.
+
+        The next `save`, and closing the trainer, wait for it. Raises ValueError if there is no workdir.
+        """
         if self.checkpoints is None:
             raise ValueError("this trainer has no folder; make it with Trainer(experiment, workdir)")
         step, arrays = int(self.state.step), saved_arrays(self.state, self.experiment)
@@ -272,7 +277,10 @@ def _recording(objective: Objective, experiment: Experiment, workdir: Place | No
 def measured(
     objective: Objective, params: dict[str, Any], micro: Iterable[Rows], config: ObjectiveConfig
 ) -> dict[str, float | None]:
-    """Returns `loss`, metrics and count (`labels`) on the current mesh. Raises ValueError for no micro-batch."""
+    """Returns `loss`, `labels` (their count) and metrics (None if undefined) over micro-batches, on the current mesh.
+
+    `params` are those of `state.models`. Raises ValueError if there is no micro-batch, or as `check_rows`.
+    """
     mesh, sums = jax.sharding.get_mesh(), []
     for rows in micro:
         check_rows(rows, config.model.vocab_size)
@@ -320,11 +328,11 @@ def _evaluate(objective: Objective, params: dict[str, Any], rows: Rows, config: 
 def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Trains to `experiment.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    Returns the last metrics, also written to `result.json`. Every process calls every callback with each line of
-    `metrics.jsonl` as a dict.
+    Returns the last value of each metric in `metrics.jsonl`, and `step`, also written to `result.json`; at once if all
+    steps are done. Every process calls every callback with each later line of `metrics.jsonl` as a dict.
 
     Raises:
-        ValueError: `workdir` holds another experiment's run.
+        ValueError, FileNotFoundError, OSError: as `Trainer`, and ValueError for data without labels or a bad tracker.
         Diverged: the loss is not finite, or `optimizer` calls the step bad; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
@@ -354,7 +362,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
 
 
 def least_seconds(trainer: Trainer) -> float | None:
-    """Returns the seconds per update at the devices' published FLOP rate, or None if that is unknown."""
+    """Returns the seconds per update of full rows at the devices' published FLOP rate, or None if it is unknown."""
     data, rate = trainer.experiment.data, peak(jax.devices()[0].device_kind)
     if rate is None:
         return None
@@ -362,9 +370,7 @@ def least_seconds(trainer: Trainer) -> float | None:
     return flops / (rate * jax.device_count())
 
 
-def _steps(
-    trainer: Trainer, log: Log, watchdog: Watchdog, profile: Profile, asked_to_stop: Callable[[int], bool]
-) -> bool:
+def _steps(trainer: Trainer, log: Log, watchdog: Watchdog, profile: Profile, to_stop: Callable[[int], bool]) -> bool:
     """Trains to the last step; returns whether it was stopped."""
     experiment, batches = trainer.experiment, trainer.batches
     goodput, first = trainer.goodput, True
@@ -384,7 +390,7 @@ def _steps(
         if pending:
             log.add(*pending, trainer.checkpoints)
         pending = (done, metrics)
-        end, stop = done == experiment.steps, asked_to_stop(done)
+        end, stop = done == experiment.steps, to_stop(done)
         save = end or stop or done % experiment.checkpoint_every == 0
         due = experiment.valid_every > 0 and done % experiment.valid_every == 0
         validate = bool(experiment.data.valid) and (end or due)
@@ -417,7 +423,8 @@ def stop_signal() -> Iterator[Callable[[int], bool]]:
     """Yields a function to call after each step with its number; it returns whether to save and stop now.
 
     It returns True after SIGTERM, which schedulers send before a preemption. If one process receives it, jax makes
-    all of them stop at the next common step.
+    all of them stop at the next common step. The earlier handler returns at the end. A thread other than the main one
+    cannot receive it: without `jax.distributed` the function then returns False.
     """
     if jax.distributed.is_initialized():
         yield _agreed()

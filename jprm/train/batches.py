@@ -43,7 +43,12 @@ from jprm.tree import ReasoningTree, tree_of
 def own_batches(
     experiment: Experiment, files: Sequence[str], mesh: Mesh, tokenizer: Tokenizer, *, once: bool = False
 ) -> Streams:
-    """Returns this process's rows of batches (A, B, ...): shuffled and endless, or with `once` in file order."""
+    """Returns this process's rows of batches (A, B, ...): shuffled and endless, or with `once` in file order.
+
+    Every process must call it; process 0 writes `data.cache` first. Raises FileNotFoundError or ValueError as
+    `data.load`, and ValueError for an empty file or a mix of shards and records; while iterating, as `tokens_of` and
+    `pack`.
+    """
     config, layout = experiment.data, native_layout(tokenizer)
     sources = _sources(experiment, files, layout)  # once for all streams, which some processes have more of
     count = max(1, config.streams)
@@ -131,13 +136,17 @@ def _cached(
 
 
 def tokens_of(record: Mapping[str, Any], experiment: Experiment, layout: Layout) -> TokenTree:
-    """Returns a record's token tree. Raises ValueError if the target does not fit its labels."""
+    """Returns a record's token tree. Raises ValueError as `tree_of` and `token_tree`, or if the target does not fit its
+    labels."""
     config = experiment.data
     return token_tree(_checked(tree_of(record), experiment), layout, config.supervise, config.extras, config.weight)
 
 
 def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
-    """Returns the JSON key for an experiment's token trees, apart from their records."""
+    """Returns the settings that an experiment's token trees depend on, apart from their records, as JSON.
+
+    Keys: `tokenizer` (SHA-256 of its files), `supervise`, `extras`, `weight`, `target` (a list), `reference` (a name).
+    """
     config, target = experiment.data, experiment.target
     return {
         "tokenizer": hashlib.sha256(saved_bytes(layout.tokenizer)).hexdigest(),
@@ -161,9 +170,7 @@ def check_supervision(experiment: Experiment) -> None:
     allowed = {"token": ("soft",), "outcome_steps": ("soft", "entropy"), "outcome_tokens": ("soft", "entropy")}
     if supervise in allowed and (target.after_error != "keep" or target.soft not in allowed[supervise]):
         gives = "token ids" if supervise == "token" else "mean outcomes, which no step is to blame for"
-        raise ValueError(
-            f"data.supervise={supervise!r} gives {gives}: set target.after_error=keep and target.soft=soft"
-        )
+        raise ValueError(f"data.supervise={supervise!r} gives {gives}: set target.after_error=keep, target.soft=soft")
     if supervise == "token" and target.smoothing:
         raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0")
     if experiment.model.steps and supervise in ("token", "outcome_tokens"):
@@ -241,7 +248,7 @@ COUNTS = tuple(field.name for field in dataclasses.fields(PackReport))
 
 
 def counted_batches(trees: Source, config: PipelineConfig) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
-    """Returns row batches with packing counts; a window's counts are at its first row.
+    """Returns batches (rows, count_BK) with packing counts in order of `COUNTS`; a window's are at its first row.
 
     With n streams a batch has exactly `rows` / n rows of numpy arrays. No row is dropped: rows left over when an epoch
     ends begin the next epoch's first batch. Empty rows with weight 0 complete the very last batch.
@@ -264,7 +271,10 @@ def _epoch(trees: Source, config: PipelineConfig) -> grain.MapDataset[Any]:
 def rows_of(
     windows: grain.MapDataset[Any], config: PipelineConfig, *, divided: bool = False
 ) -> grain.IterDataset[tuple[Rows, Int64[np.ndarray, "B K"]]]:
-    """Packs windows of token trees into batches; `divided` windows are this stream's, else it takes every n-th."""
+    """Packs windows (lists of token trees) into batches as `counted_batches`, one window ahead in a thread.
+
+    `divided` windows are all this stream's, else it takes every n-th. Raises like `pack` while iterating.
+    """
     first, count = config.stream
     windows = windows if divided or count == 1 else windows[first::count]
     packed = windows.map_with_index(lambda i, trees: _pack_window(config, first + count * i, trees))
@@ -347,12 +357,15 @@ class Streams:
         return sum((PackReport(*count_K) for count_K in counts), start=PackReport())
 
     def get_state(self) -> dict[str, Any]:
-        """Returns all streams' positions as JSON, for any number of processes. Every process must call this."""
+        """Returns `{"streams", "counts"}` as JSON, a list each by stream number: positions and packing counts.
+
+        It fits any number of processes. Every process must call this, and waits for the others.
+        """
         places = self._shared({k: stream.get_state() for k, stream in self._streams.items()})
         return {"streams": places, "counts": self._shared({k: count.tolist() for k, count in self._counts.items()})}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores all streams' positions. (Version 0.1 recorded no counts.)"""
+        """Restores positions of `get_state`, of as many streams. (Version 0.1 recorded no counts.)"""
         for k, stream in self._streams.items():
             stream.set_state(state["streams"][k])
             if "counts" in state:
@@ -365,7 +378,10 @@ class Streams:
 
 
 def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
-    """Returns the streams, of `count`, with rows of a micro-batch on this process's devices."""
+    """Returns the streams in ascending order, from 0 of `count`, with rows of a micro-batch on this process's devices.
+
+    `micro_rows` must be a multiple of `count`.
+    """
     place, block = NamedSharding(mesh, spec("batch")), micro_rows // count
     owned: set[int] = set()
     for (rows,) in filter(None, place.addressable_devices_indices_map((micro_rows,)).values()):
@@ -378,7 +394,7 @@ def own_streams(mesh: Mesh, micro_rows: int, count: int) -> list[int]:
 
 
 def check_rows(rows: Rows, vocab_size: int) -> None:
-    """Raises ValueError naming field, row and value if indices in host arrays point outside their rows.
+    """Raises ValueError, naming field, row and value, if a host array has another shape or an index outside its row.
 
     On the device such an index would read NaN, or another token. Labels and weights are left to the loss.
     """
@@ -406,7 +422,7 @@ def check_rows(rows: Rows, vocab_size: int) -> None:
 
 
 def micro_batches(rows: Rows, size: int) -> Rows:
-    """Reshapes (A x B, ...) to (A, B, ...) on the host: A micro-batches with `size` rows."""
+    """Reshapes (A x B, ...) to (A, B, ...) on the host, B = `size`. Raises ValueError if B does not divide the rows."""
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, size, *x.shape[1:]), rows)
 
 
@@ -424,7 +440,7 @@ class Endless(Protocol):
     """Token trees in their own order, e.g. from shards."""
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
-        """Returns the endless tree order for stream k of n."""
+        """Returns the endless trees of `stream` (k, n): the k-th of n streams, from 0."""
         ...
 
 

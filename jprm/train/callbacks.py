@@ -131,10 +131,11 @@ class Log:
     def add(
         self, step: int, metrics: Metrics, checkpoints, *, close: bool = False, more: dict[str, Any] | None = None
     ) -> None:
-        """Adds a step's sums; writes a line at every `log_every`-th step, or now with `close`.
+        """Waits for a step's sums and adds them; writes a line at every `log_every`-th step, or now with `close`.
 
         Every checkpoint must close a line, because sums are not saved; a stopped run then logs the same lines.
         `more` is added to the line, by a loop with its own batches, which may have steps without labels.
+        `checkpoints` are the run's, from which an error names the last.
         Raises Diverged for a bad step that is not skipped; ValueError if a line without `more` has no labels.
         """
         metrics = jax.tree.map(np.asarray, metrics)
@@ -171,8 +172,11 @@ class Log:
             self.write({"step": step, **(more or {}), **means, **skips})
             self.sum, self.steps, self.skipped, self.since, self._times = None, 0, 0, now, []
 
-    def write_losses(self, step: int, report: PackReport, pairs: Any) -> None:
-        """Logs the truncated labels and the lost pairs, if the objective has such `pairs`, since training began."""
+    def write_losses(self, step: int, report: PackReport, pairs: bool | Literal["problem"]) -> None:
+        """Writes a line with `truncated_labels` and `pairs_lost` since training began, if above 0, in all processes.
+
+        `pairs`: whether the objective compares alternatives, or all steps of a "problem".
+        """
         apart = report.problem_pairs_lost if pairs == "problem" else report.pairs_lost if pairs else 0
         lost = {"truncated_labels": report.truncated_labelled, "pairs_lost": apart}
         if any(lost.values()):
@@ -244,7 +248,7 @@ class Tracker(Protocol):
     id: str
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Takes the numbers from one `metrics.jsonl` line; a step may have several lines."""
+        """Takes the numbers by name from one `metrics.jsonl` line, without `step`; a step may have several lines."""
         ...
 
     def close(self, status: Status) -> None: ...
@@ -326,7 +330,10 @@ class Goodput:
     _waited: float = dataclasses.field(default=0.0, init=False)  # for input, since then
 
     def step(self, counts: bool = True) -> float | None:
-        """Returns the seconds since the last step or `rest` (None at first); productive if `counts`."""
+        """Ends a step; returns the seconds since the last one or `rest` (None at first).
+
+        With `counts` they are added to the productive ones, except seconds spent on `input`.
+        """
         now = time.perf_counter()
         spent = None if self._mark is None else now - self._mark
         if counts and spent is not None:
@@ -355,11 +362,14 @@ class Goodput:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The arguments to restore this object."""
+        """The arguments to restore this object: `began` (Unix time), `productive`, `spent` (by class)."""
         return {"began": self.began, "productive": self.productive, "spent": self.spent}
 
     def fractions(self) -> dict[str, float]:
-        """Returns `goodput` and the lost fractions, e.g. `lost_input` and `lost_stops`; they sum to 1."""
+        """Returns `goodput` and, if seconds are `spent`, the lost fractions, e.g. `lost_input`, `lost_stops`.
+
+        They are fractions of the time since `began`, and sum to 1.
+        """
         total = max(time.time() - self.began, 1e-9)
         shares = {f"lost_{name}": seconds / total for name, seconds in sorted(self.spent.items())}
         good = self.productive / total
@@ -392,7 +402,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def at(self, step: int, doing: str) -> None:
-        """Records that the main thread begins `doing` (e.g. `data`, `step`) at this step."""
+        """Records that the main thread begins `doing` (e.g. `data`, `step`) at this step (from 1); restarts time."""
         self._place = (step, doing, time.time())
         self._first = step if self._first is None else self._first
         self._arm()
@@ -439,7 +449,10 @@ class Watchdog:
 
 
 def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
-    """Returns the last heartbeat from each of `count` processes, or None if it cannot be read."""
+    """Returns the last heartbeat from each process 0 to `count` - 1, or None if it cannot be read.
+
+    Keys: `step`, `doing`, `since` and `time` (Unix time), `waits` (for other processes), `host`, `pid`.
+    """
     beats: dict[int, dict[str, Any] | None] = {}
     for index in range(count):
         try:
@@ -450,8 +463,8 @@ def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
 
 
 def held_up(beats: Mapping[int, dict[str, Any] | None], now: float, seconds: float) -> str:
-    """Returns a sentence naming the processes for which the others wait, from each one's last heartbeat (None: none
-    yet).
+    """Returns a sentence naming the processes for which the others wait, from heartbeats of `read_beats` at Unix time
+    `now`.
 
     These are the processes silent for `seconds`; else the ones at the earliest step; else, if all are at the same step,
     the ones still waiting for data; else the ones that have not yet shared a value. If no process differs, the sentence
@@ -504,7 +517,7 @@ class Profile:
             self._tracing = True
 
     def after(self, step: int, metrics: Any) -> None:
-        """Ends the trace if the window ends, once the devices have computed the metrics."""
+        """If the window ends at this step, waits for the devices to compute `metrics` and ends the trace."""
         if self._tracing and step >= self.window[1]:
             jax.block_until_ready(metrics)
             self._tracing = False
@@ -513,7 +526,8 @@ class Profile:
 
 @functools.cache
 def versions() -> dict[str, str | None]:
-    """Returns versions by library, of `python`, of `jprm`, and its `commit`: of the checkout, JPRM_COMMIT, or None.
+    """Returns versions by library, of `python`, of `jprm`, and its `commit`: of the checkout (by git), else
+    JPRM_COMMIT, else None. The result is cached and must not be changed.
 
     `libtpu` and jax's CUDA plugins, which compile the step, are included if installed.
     """
@@ -544,6 +558,4 @@ def changed_compiler(before: Mapping[str, str | None]) -> str | None:
                if before.get(name) and now.get(name) and before[name] != now[name]]  # fmt: skip
     if not changed:
         return None
-    return (
-        f"the compiler has changed since the last checkpoint ({', '.join(changed)}): later steps may round differently"
-    )
+    return f"the compiler changed since the last checkpoint ({', '.join(changed)}): later steps may round otherwise"

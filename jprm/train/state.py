@@ -83,13 +83,14 @@ class Metrics:
     skipped: Scalar  # 1 for a bad step that was left out
 
     def means(self) -> dict[str, float | None]:
-        """Returns the mean loss and the objective's metrics, under their names in metrics.jsonl."""
+        """Returns `loss` (per label) and the objective's metrics, None if undefined; waits for the device."""
         count = float(self.count)
         return {"loss": float(self.loss) / divisor(count), **means(self.objective, count)}
 
 
 def models(params: dict[str, Any], reference: dict[str, Any], config: ObjectiveConfig) -> dict[str, Any]:
-    """Returns an objective's `params`: `model`, adapters merged; `reference` if used, its default decoder unadapted."""
+    """Returns an objective's nested `params`: `model`, adapters merged; if config.reference also `reference`, whose
+    default decoder is the model's without adapters."""
     both = {"model": merge(params, config.lora)}
     if config.reference:
         decoder = {} if "decoder" in reference else {"decoder": without_adapters(params["decoder"])}
@@ -99,15 +100,13 @@ def models(params: dict[str, Any], reference: dict[str, Any], config: ObjectiveC
 
 @functools.lru_cache(maxsize=32)
 def make_step(
-    objective: Objective,
-    tx: optax.GradientTransformationExtraArgs,
-    config: ObjectiveConfig,
-    backend: str | None = None,
+    objective: Objective, tx: optax.GradientTransformationExtraArgs, config: ObjectiveConfig, backend: str | None = None
 ) -> Callable[[State, Rows, Scalar], tuple[State, Metrics]]:
-    """Returns the step for rows shaped (A, B, ...) and a learning rate; equal arguments give the same function.
+    """Returns the compiled step(state, rows, rate) for rows shaped (A, B, ...); equal arguments give the same one.
 
-    Gradients over A micro-batches with B rows are summed, divided by the objective's count, and given to `tx`. If the
-    loss or the gradient is not finite, the state stays unchanged. `backend`: compiler's platform, by default jax's.
+    It donates the old state: its arrays must not be used again. Gradients over A micro-batches with B rows are summed,
+    divided by the objective's count, and given to `tx`. If the loss or the gradient is not finite, the state stays
+    unchanged (a guard still counts its step and the skip). `backend`: compiler's platform, by default jax's.
     """
 
     def sums(trained, frozen, reference, rows: Rows):
@@ -134,13 +133,9 @@ def make_step(
         loss, norm = total["loss"] / jnp.where(total["count"] > 0, total["count"], 1.0), optax.tree.norm(gradients)
         updates, opt = tx.update(gradients, state.optimizer, state.trained, loss=loss, rate=rate)
         trained = cast(dict[str, Array], optax.apply_updates(state.trained, updates))
-        metrics = Metrics(
-            **total,
-            gradient_norm=norm,
-            parameter_norm=optax.tree.norm(trained),
-            learning_rate=rate,
-            skipped=jnp.float32(skipped(opt) - skipped(state.optimizer)),
-        )
+        left_out = jnp.float32(skipped(opt) - skipped(state.optimizer))
+        norms = {"gradient_norm": norm, "parameter_norm": optax.tree.norm(trained)}
+        metrics = Metrics(**total, **norms, learning_rate=rate, skipped=left_out)
         after = state.step + 1, trained, opt
         if not isinstance(opt, Guarded):  # a guard leaves out bad steps itself
             good = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -197,7 +192,8 @@ def adam(config: OptimizerConfig) -> optax.GradientTransformation:
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Returns the rate for update i, from 0: (i + 1) / warmup_steps of the full rate, then the named decay.
 
-    The decay reaches 0 one update after the last, so neither the first update nor the last is wasted.
+    The decay reaches 0 one update after the last of `steps`, so neither the first nor the last is wasted. Raises
+    ValueError for an unknown decay.
     """
     warmup = max(config.warmup_steps, 1)
     rest = max(steps - warmup + 1, 1)
@@ -210,7 +206,7 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtra
     """Returns the optimizer for a flat dict {path: array} of trained parameters.
 
     `update` takes the mean loss as `loss` and the learning rate as `rate`. Configs that differ only in the schedule
-    give the same object.
+    give the same object. Raises ValueError for an unknown `name`.
     """
     return _optimizer(dataclasses.replace(config, learning_rate=0.0, warmup_steps=0, decay="constant"))
 
@@ -275,8 +271,10 @@ def _guarded(plain: optax.GradientTransformationExtraArgs, spike: float) -> opta
 
 
 def initial_state(experiment: Experiment, load_base: bool = True) -> State:
-    """Returns parameters, adapters and optimizer state, sharded over the current mesh; no reference. Without
-    `load_base` the decoder is random.
+    """Returns step 0: parameters, adapters and optimizer state, sharded over the current mesh; no reference.
+
+    Without `load_base` all parameters are random. Raises FileNotFoundError or ValueError if the base is missing,
+    damaged or of another shape, OSError if it cannot be downloaded, ValueError if a pattern matches no parameter.
     """
     model, key = experiment.model, jax.random.key(experiment.seed)
     loaded: dict[str, Any] = {}
@@ -312,8 +310,9 @@ def initial_state(experiment: Experiment, load_base: bool = True) -> State:
 def reference_params(experiment: Experiment, load: bool = True) -> dict[str, Any]:
     """Returns the reference model's parameters, sharded over the current mesh.
 
-    The head is a language head, or from a run with the same head and step layer, or missing. If adapters train on
-    the reference itself, the decoder is left out, because the state has it. Without `load` the parameters are random.
+    They are `{"decoder", "head"}`. The head is a language head, or from a run with the same head and step layer, or
+    missing. If adapters train on the reference itself, the decoder is left out, because the state has it. Without
+    `load` the parameters are random. Errors are as those of `initial_state`.
     """
     path, model = experiment.reference, experiment.model
     if not load:
@@ -346,14 +345,16 @@ def _of_heads(name: str) -> Any:
 def _language_head(path: str, experiment: Experiment) -> dict[str, Any]:
     model, tied = experiment.model, base.model_config(path).tied_embeddings
     if tied != model.tied_embeddings:
-        raise ValueError(
-            f"{path}: tied_embeddings is {tied}, but {model.tied_embeddings} in the config. Change the config"
-        )
+        raise ValueError(f"{path}: tied_embeddings is {tied}, but {model.tied_embeddings} in the config. Change it")
     return {} if tied else {"head": base.load_language_head(path, model)}
 
 
 def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer) -> State:
-    """Returns the state with a head fitted on the first `probe_rows` training rows, and prints its AUROC."""
+    """Returns the state with a head fitted on the first `probe_rows` training rows; process 0 prints its AUROC.
+
+    Every process must call it. Raises ValueError if the labels are all alike or the head is not linear, or as
+    `own_batches`.
+    """
     labelled_steps, fitted_head = map(_of_heads, ("labelled_steps", "fitted_head"))
     batches = own_batches(experiment, experiment.data.train, jax.sharding.get_mesh(), tokenizer)
     params = merge(state.params, experiment.lora)
@@ -374,18 +375,17 @@ def with_fitted_head(experiment: Experiment, state: State, tokenizer: Tokenizer)
 
 
 def saved_arrays(state: State, experiment: Experiment) -> dict[str, Any]:
-    """Returns a checkpoint's arrays, {"params", "optimizer"}, without a base that is read again."""
+    """Returns a checkpoint's arrays, {"params" (nested), "optimizer"}, without a base that is read again."""
     again = experiment.rereads
     frozen = {path: x for path, x in state.frozen.items() if not (again and path.startswith("decoder/"))}
     return {"params": join(state.trained, frozen), "optimizer": state.optimizer}
 
 
-def restored(
-    checkpoints: store.Checkpoints, state: State, experiment: Experiment
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the newest checkpoint's arrays, placed like `state`, and its `run` (`store.run_of`).
+def restored(checkpoints: store.Checkpoints, state: State, experiment: Experiment) -> tuple[dict, dict[str, Any]]:
+    """Returns the newest checkpoint's arrays (`saved_arrays`), placed like `state`, and its `run` (`store.run_of`).
 
-    A run may start or stop guarding against bad steps; the optimizer state is adapted.
+    A run may start or stop guarding against bad steps; the optimizer state is adapted. Raises ValueError as
+    `store.restore` and `store.run_of`.
     """
     run = store.run_of(checkpoints)
     now = state.optimizer
