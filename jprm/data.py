@@ -25,7 +25,8 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
 
     Raises:
       FileNotFoundError: the path does not exist, or is a folder that is not fully prepared.
-      RecordError: a line of the file is not a record.
+      ValueError: a line is not a record (RecordError), the file is truncated, or a folder names foreign code.
+      OSError: a bucket cannot be read.
     """
     path = local_copy(path)
     if path.is_dir():

@@ -16,10 +16,10 @@ LEAST, LEAST_SECONDS = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1"
 
 
 def enable_compile_cache() -> None:
-    """Lets a later process find the programs compiled by this one, in ~/.cache/jprm/xla/HOST.
+    """Lets a later process find the programs compiled by this one, in ~/.cache/jprm/xla/HOST (made if absent).
 
-    JAX_COMPILATION_CACHE_DIR, or jax's setting by the same name, takes precedence; JPRM_COMPILE_CACHE=0 switches
-    the cache off. A folder that cannot be written is no error: programs are then compiled again.
+    Sets environment variables, and jax's settings if it is imported. JAX_COMPILATION_CACHE_DIR, or jax's setting by the
+    same name, takes precedence; JPRM_COMPILE_CACHE=0 switches this off. A folder that cannot be made is no error.
     """
     jax = sys.modules.get("jax")
     if os.environ.get(SWITCH) == "0":
@@ -51,7 +51,7 @@ _GOOGLE, _NETWORK = "0x1ae0", "0x0042"  # PCI vendor, and its network card in vi
 
 
 def describe_no_tpu() -> None:
-    """Sets the unset `VARIABLES`: libtpu then compiles on a machine without a TPU."""
+    """Sets the unset environment `VARIABLES`: libtpu then compiles on a machine without a TPU."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
 

@@ -239,9 +239,10 @@ T = typing.TypeVar("T")
 
 
 def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] = Experiment) -> T:
-    """Calls `experiment()` in the file and applies `a.b=value` overrides (see `override`).
+    """Calls `experiment()` in the .py file and applies `a.b=value` overrides (see `override`).
 
-    Raises FileNotFoundError without the file, ValueError if it defines no `kind` or an override does not fit.
+    Raises FileNotFoundError without the file; ValueError if it is no .py file, defines no `kind`, or an override does
+    not fit. Errors of the file's own code pass.
     """
     names, what = names_in(path), f"a {kind.__module__}.{kind.__name__}"
     if "experiment" not in names:
@@ -253,7 +254,10 @@ def load(path: str | os.PathLike, overrides: Sequence[str] = (), kind: type[T] =
 
 
 def names_in(path: str | os.PathLike) -> dict[str, Any]:
-    """Executes a Python file and returns its globals. Raises FileNotFoundError, or ValueError if it is no .py file."""
+    """Executes a Python file, at every call, and returns its globals. Errors of its code pass.
+
+    Raises FileNotFoundError if it does not exist, ValueError if it is no .py file.
+    """
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{path}: no such experiment file")
@@ -263,11 +267,11 @@ def names_in(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def override(experiment: T, assignments: Sequence[str]) -> T:
-    """Applies all `a.b=value` assignments at once, so dependent fields can change together.
+    """Returns a copy with all `a.b=value` assignments (`options.assigned`), so dependent fields can change together.
 
-    A new `base` also brings its model shape and tokenizer (`jprm.checkpoints.base.rebased`).
+    A new `base` also brings its model shape and tokenizer (`jprm.checkpoints.base.rebased`, whose errors pass).
 
-    Raises ValueError for an unknown field or a value of another type.
+    Raises ValueError for an unknown field, a value of another type, or one that the dataclass refuses.
     """
     tree, named = to_json(experiment), set()
     for assignment in assignments:
@@ -300,14 +304,14 @@ def _paths(tree: Mapping[str, Any], within: str = "") -> Iterator[str]:
 def read(path: str | os.PathLike) -> Experiment:
     """Returns the experiment of a run from its experiment.json, without importing the objective.
 
-    Raises ValueError if the file is damaged, of a newer version, or names a module in the run's folder or the current
-    one (`options.check_foreign`).
+    Raises FileNotFoundError without the file; ValueError if it is damaged, of a newer version, names a part that does
+    not exist (MissingPart), or a module in the run's folder or the current one (ForeignCode).
     """
     return read_record(path)[0]
 
 
 def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
-    """Returns the experiment (as `read`) and the objective's `log_ratio`, None if the model scores by its head."""
+    """Like `read`; also returns the objective's `log_ratio`, its beta, or None if the model scores by its head."""
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1
@@ -345,21 +349,20 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
 
 
 def written(experiment: Experiment, log_ratio: float | None = None, id: str = "") -> str:
-    """Returns the text of experiment.json; `read_record` returns its `log_ratio`, the objective's, and `run_id` its
-    `id`."""
+    """Returns the text of experiment.json, which `read_record` and `run_id` read; None or "" leaves a key out."""
     extra = {key: value for key, value in ((ID, id), (LOG_RATIO, log_ratio)) if value not in (None, "")}
     return json.dumps({"version": VERSION, **extra, **to_json(experiment)}, indent=2) + "\n"
 
 
 def run_id(folder: Place) -> str:
-    """Returns a run's random id from its start; "" if there is no run, or it is of an earlier release."""
+    """Returns a run's random id; "" if there is no run, or it has none. Raises ValueError if its file is no JSON."""
     path = folder / RUN
     values = parse(path.read_bytes(), str(path)) if path.is_file() else {}
     return str(values.get(ID, "")) if isinstance(values, dict) else ""
 
 
 def to_json(config: Any) -> Any:
-    """Converts frozen dataclasses to plain JSON values, the inverse of `jprm.options.from_json`."""
+    """Converts a frozen dataclass to a dict of JSON values, tuples to lists; inverse of `jprm.options.from_json`."""
     return json.loads(json.dumps(dataclasses.asdict(config), default=dict))
 
 
@@ -470,6 +473,7 @@ def kind_of(path: Given | Found) -> Kind:
     Raises:
       FileNotFoundError: the path does not exist, or the folder lacks all marker files.
       ValueError: another kind of file.
+      OSError: a model at `hf://`, which is downloaded, is not there or cannot be reached.
     """
     path = place_of(path)
     if path.is_dir():

@@ -102,14 +102,16 @@ def pack(
 ) -> Packed:  # fmt: skip
     """Packs trees into rows with exactly `tokens` tokens and `slots` step slots, deterministically.
 
-    A fitting tree is never split. Parts go to rows by best fit, longest first. Trees without steps take no row.
+    A fitting tree is never split. Parts go to rows by best fit, longest first. Trees without steps take no row: the
+    result may have 0 rows.
 
     Args:
         chains: put one root-to-leaf chain in each row. A step's first chain owns it.
         too_long: handles steps with a chain longer than a row: "error", or "truncate" to drop and count them.
         siblings: cut trees to separate the fewest pairs of labelled alternatives.
 
-    Raises ValueError for a chain longer than a row under "error", a problem that fills a row, or unequal extras.
+    Raises ValueError for a chain longer than a row under "error", a problem that fills a row (also under "truncate"),
+    unequal extras, sizes below 1, or another `too_long`.
     """
     if tokens < 1 or slots < 1:
         raise ValueError(f"a row of {tokens} tokens and {slots} slots holds no step; both must be positive")
@@ -136,7 +138,10 @@ def pack(
 def split(
     tree: TokenTree, index: int, tokens: int, slots: int, *, too_long: TooLong, chains: bool, siblings: bool = False
 ) -> tuple[list[Part], PackReport]:
-    """Returns the parts of tree number `index` and their counts, with the options, rules and errors of `pack`."""
+    """Returns the parts of tree number `index`, in order of their first steps, and their counts (rows and cells 0).
+
+    Options, rules and errors are those of `pack`.
+    """
     fitting, shape = _fit(tree, index, tokens, slots, too_long)
     if chains:  # the end of a policy's chain, at which no slot is read, is a leaf too
         fitting, shape = _leading_to(fitting, shape, np.arange(len(fitting.run_M)))
@@ -310,7 +315,10 @@ def _best_fit(sizes: Sequence[tuple[int, int]], tokens: int, slots: int) -> list
 def lay_out(
     bins: list[list[Part]], tokens: int, slots: int, extras: tuple[str, ...] = ()
 ) -> tuple[Rows, np.ndarray, np.ndarray]:
-    """Writes each list of parts, which must fit, to a row; returns rows, and tree and node (B, S) as in `Packed`."""
+    """Writes each list of parts, which must fit and have these `extras`, to a row of `tokens` tokens and `slots` slots.
+
+    Returns (rows, tree_BS, node_BS) as in `Packed`.
+    """
     rows = empty_rows(len(bins), tokens, slots, extras)
     tree_BS, node_BS = (np.full((len(bins), slots), -1, np.int32) for _ in range(2))
     for row, members in enumerate(bins):

@@ -61,7 +61,7 @@ def empty_rows(count: int, tokens: int, slots: int, extras: tuple[str, ...] = ()
 
 
 def padded_size(count: int, least: int = 1, factor: int = 2) -> int:
-    """Returns the smallest least x factor^n that is at least `count`; such sizes keep compiled shapes few."""
+    """Returns the smallest least x factor^n, n >= 0, that is at least `count`: few sizes, so few compiled shapes."""
     return padded_sizes(count, least, factor)[-1]
 
 
@@ -74,7 +74,7 @@ def padded_sizes(most: int, least: int = 1, factor: int = 2) -> list[int]:
 
 
 def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[Array, "B N *X"]:
-    """Gathers x at N slots (or tokens) of each row."""
+    """Gathers x at N slots (or tokens) of each row, by indices from 0 to S - 1; one beyond S gives NaN."""
     if x_BSX.shape[1] == 1:
         return jnp.repeat(x_BSX, slot_BN.shape[1], axis=1)
     alone = slot_BN.shape == (1, 1)  # taken twice: JAX could not tell how one number of a split axis is split
@@ -84,7 +84,7 @@ def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[A
 
 
 def siblings(rows: Rows) -> Bool[Array, "B S S"]:
-    """Marks pairs (i, j) of alternatives: two steps in one tree that continue the same step, or the problem.
+    """Marks pairs (i, j) of alternatives: two slots in one tree that continue the same step, or the problem.
 
     The relation is symmetric and irreflexive. Over all rows of a split tree every pair occurs at most once: if both
     its slots are repeated, it belongs to an earlier row.

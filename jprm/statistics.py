@@ -55,14 +55,14 @@ def average_precision(
 def weighted_mean(
     value_N: Float[np.ndarray, " N *C"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R *C"]:
-    """Returns the mean over N under each weight row; NaN if a row has no weight."""
+    """Returns the mean over N under each row of non-negative weights; NaN if they sum to 0."""
     value_N = np.asarray(value_N, float)
     total_R = weight_RN.sum(-1)
     return ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
 
 
 def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarray, " N"]:
-    """Returns each score's bin, from 0 without gaps. Ties share a bin, so there may be fewer than `bins`."""
+    """Returns each score's bin, from 0 (lowest) without gaps. Ties share a bin, so there may be fewer than `bins`."""
     score_N = np.asarray(score_N, float)
     _, value_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
     middle_U = np.cumsum(count_U) - count_U / 2  # the middle rank of those that tie
@@ -164,7 +164,7 @@ def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
 
 
 def standard_error(drawn: Draws, *, of_fractions: bool = False) -> Any:
-    """Returns a statistic's standard error s over its groups, without NaN draws.
+    """Returns a statistic's standard error s, (*C), over its groups, without NaN draws; NaN if all are.
 
     If all groups differ equally, e.g. by 0, resamples do not show s. Then for a difference d `of_fractions` t s is
     q (1 + |d|): Wilson's bound q = t^2 / (groups + t^2) on the fraction of unlike groups, times their largest effect.
@@ -177,7 +177,10 @@ def standard_error(drawn: Draws, *, of_fractions: bool = False) -> Any:
 
 
 def difference(a: Draws, b: Draws | None = None) -> Difference:
-    """Returns A - B, two fractions drawn with the same seed and groups; if B is omitted, A is the difference."""
+    """Returns A - B, two fractions drawn with the same seed and groups; if B is omitted, A is the difference.
+
+    NaN bounds for fewer than two groups, and `better` without defined draws.
+    """
     if b is not None:
         a = Draws(a.value - b.value, a.drawn_R - b.drawn_R, a.groups)
     half = scipy.special.stdtrit(a.groups - 1, 0.975) * standard_error(a, of_fractions=True)
@@ -206,7 +209,7 @@ def numbered(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
 
 
 def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:
-    """Returns the `draws` of the items' mean; above `MOST_GROUPS` items, sums each group's values first."""
+    """Returns the `draws` (1000) of the items' mean, (*C), by `group_numbers`; without items it is NaN."""
     group_N = group_numbers(groups)
     value_NC = np.asarray(value_NC, float)
     if len(group_N) <= MOST_GROUPS:
@@ -217,9 +220,7 @@ def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.
     return draws(lambda weight_RG: weighted_mean(mean_GC, weight_RG * size_G), np.arange(len(size_G)), seed=seed)
 
 
-def mean_differences(
-    difference_PC: Float[np.ndarray, "P C"], problems: Sequence[Any] | np.ndarray, seed: int
-) -> Difference:
+def mean_differences(difference_PC: Float[np.ndarray, "P C"], problems: Sequence | np.ndarray, seed: int) -> Difference:
     """Returns each column's mean (C,), A less B in [-1, 1], with 95 % intervals; resamples the problems."""
     return difference(mean_draws(difference_PC, problems, seed=seed))
 
@@ -277,7 +278,7 @@ def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
 def difference_of_runs(a: Sequence[Draws], b: Sequence[Draws], *, same_seeds: bool) -> Estimate:
     """Returns A's mean over runs less B's, two fractions, as `mean_of_runs`; problems are paired.
 
-    With `same_seeds` a[i] and b[i] share a seed and are paired too (ValueError if their counts differ). Else both
+    With `same_seeds` a[i] and b[i] share a seed and are paired too; raises ValueError if their counts differ. Else both
     sides' run variances are added, with Welch's degrees of freedom (Biometrika 34, 1947). If one side has a single run,
     the interval covers the problems alone.
     """
@@ -302,7 +303,7 @@ def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]], of_fractions: bool
 
 
 def jsonable(x: Any) -> Any:
-    """Returns a number or array as JSON stores it: lists of floats, None for non-finite values."""
+    """Returns a number as a float, an array as nested lists of floats; non-finite values become None."""
     if isinstance(x, np.ndarray) and x.ndim:
         return [jsonable(item) for item in x]
     return float(x) if np.isfinite(x) else None
@@ -325,6 +326,6 @@ def _class_weights(score_N, positive_N, weight_RN):
 
 
 def ratio(numerator: Any, denominator: Any) -> Any:
-    """Returns numerator / denominator; NaN where the denominator is not above 0."""
+    """Returns numerator / denominator as a numpy array, element by element; NaN if the denominator is not above 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(np.asarray(denominator) > 0, np.true_divide(numerator, denominator), np.nan)

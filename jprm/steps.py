@@ -59,7 +59,7 @@ def split(text: str, rule: str = "auto") -> list[str]:
 
 
 def rule_of(text: str) -> str:
-    """Returns the rule that `auto` uses: the first of `RULES` that fits the text, else `sentences`.
+    """Returns the rule's name that `auto` uses: the first of `RULES` that fits the text, else `sentences`.
 
     A rule fits if it finds two steps. `paragraphs` also needs a sixth as many breaks as `lines`: one blank line in a
     text of many lines does not make two paragraphs its steps.

@@ -81,17 +81,12 @@ def geometry(length_R: Int[np.ndarray, " R"], parent_R: Int[np.ndarray, " R"]) -
     stop_R = np.cumsum(length_R)
     ended_R = np.cumsum(np.bincount(last_R + 1, weights=length_R, minlength=len(length_R) + 1)[:-1].astype(np.int64))
     depth_R = stop_R - ended_R
-    return Geometry(
-        last_R=last_R,
-        stop_R=stop_R,
-        depth_R=depth_R,
-        until_N=np.repeat(stop_R[last_R], length_R),
-        position_N=np.arange(length_R.sum()) - np.repeat(stop_R - depth_R, length_R),
-    )
+    until_N = np.repeat(stop_R[last_R], length_R)
+    return Geometry(last_R, stop_R, depth_R, until_N, np.arange(len(until_N)) - np.repeat(stop_R - depth_R, length_R))
 
 
 def ranges(start_K: Int[np.ndarray, " K"], length_K: Int[np.ndarray, " K"]) -> Int[np.ndarray, " N"]:
-    """Concatenates the ranges start, ..., start + length - 1 of K stretches."""
+    """Concatenates K ranges start, ..., start + length - 1, e.g. starts [5, 0], lengths [2, 1]: [5, 6, 0]."""
     return np.arange(length_K.sum()) + np.repeat(start_K - (np.cumsum(length_K) - length_K), length_K)
 
 
@@ -160,8 +155,8 @@ def token_tree(
             and so is a 0 if the outcome is known (Monte Carlo samples no rollouts from such a node).
         context: read a longer run in windows of at most so many tokens (`jprm.methods.messages.tokens.windows_of`).
 
-    Raises ValueError for a step without tokens; `token` with a layout whose chains have no end; slots per token with
-    extras; missing or non-numeric extras; negative weights.
+    Raises ValueError for a step without tokens; `token` with a tokenizer without eos; slots per token with extras; an
+    extra or weight that no node has, or that is no number; negative weights; a system message without a place.
     """
     if supervise not in get_args(Supervise):
         raise ValueError(f"supervise is {supervise!r}; use one of {', '.join(get_args(Supervise))}")
@@ -317,7 +312,7 @@ def merged(
     name: str, problem: Sequence[int], steps: Sequence[Sequence[int]], parents: Sequence[int] | None = None,
     lasts: Sequence[Sequence[int] | None] = (),
 ) -> TokenTree:  # fmt: skip
-    """Merges steps (token ids) into a tree, with all labels and weights 1; `node_M` are step indices.
+    """Merges steps (lists of at least one id) into a tree, with labels and weights 1; `node_M` are step indices.
 
     parents: the earlier step that each continues, or -1 for the problem (the default).
     lasts: ids of steps read as their chain's last (`Layout.last`). Such an end is not continued, so each is a separate
@@ -338,21 +333,14 @@ def merged(
     node_M = np.argsort(run_M, kind="stable")
     above_M = above_N[node_M]
     return TokenTree(
-        name=name,
-        tokens_N=tokens_N,
-        length_R=length_R,
-        parent_R=parent_R,
-        run_M=run_M[node_M],
-        above_M=np.where(above_M >= 0, np.argsort(node_M)[above_M], -1) if len(node_M) else above_M,
-        node_M=node_M,
-        label_M=np.ones(len(steps), np.float32),
-        weight_M=np.ones(len(steps), np.float32),
-        problem=len(problem),
-    )
+        name=name, tokens_N=tokens_N, length_R=length_R, parent_R=parent_R, run_M=run_M[node_M],
+        above_M=np.where(above_M >= 0, np.argsort(node_M)[above_M], -1) if len(node_M) else above_M, node_M=node_M,
+        label_M=np.ones(len(steps), np.float32), weight_M=np.ones(len(steps), np.float32), problem=len(problem),
+    )  # fmt: skip
 
 
 def next_tokens(tree: TokenTree) -> TokenTree:
-    """Returns the tree for training a policy: a slot for every token after the problem, read at the previous token.
+    """Returns the tree, without extras, to train a policy: a slot for every token after the problem, read before it.
 
     A slot's label is its token id. At a branch, the last shared token has a slot per branch. Runs are single tokens,
     and `node_M` is the token index.
@@ -370,7 +358,7 @@ def next_tokens(tree: TokenTree) -> TokenTree:
 
 
 def outcome_tokens(tree: TokenTree) -> TokenTree:
-    """Returns the tree with a slot at every token after the problem; the tree's labels must be outcomes.
+    """Returns the tree with a slot at every token after the problem; labels must be outcomes, and extras absent.
 
     A slot's label is the mean outcome over chains through its token, its weight their total weight. Runs are single
     tokens, and `node_M` is the token index.
@@ -393,7 +381,7 @@ def outcome_tokens(tree: TokenTree) -> TokenTree:
 
 
 def tokens_above(tree: TokenTree) -> Int[np.ndarray, " N"]:
-    """Returns each token's previous token on its path, -1 for the first."""
+    """Returns the index of each token's previous token on its path, -1 for the first."""
     above_N = np.arange(-1, len(tree.tokens_N) - 1)
     above_N[tree.start_R[1:]] = (tree.start_R + tree.length_R - 1)[tree.parent_R[1:]]
     return above_N
@@ -404,17 +392,13 @@ def restrict(tree: TokenTree, run_K: Int[np.ndarray, " K"], step_L: Int[np.ndarr
     start_K, length_K = tree.start_R[run_K], tree.length_R[run_K]
     parent_K, above_L = tree.parent_R[run_K], tree.above_M[step_L]
     return dataclasses.replace(
-        tree,
-        tokens_N=tree.tokens_N[ranges(start_K, length_K)],
-        length_R=length_K,
+        tree, tokens_N=tree.tokens_N[ranges(start_K, length_K)], length_R=length_K,
         parent_R=np.where(parent_K >= 0, np.searchsorted(run_K, parent_K), -1),
         run_M=np.searchsorted(run_K, tree.run_M[step_L]),
         above_M=np.where(above_L >= 0, np.searchsorted(step_L, above_L), -1),
-        node_M=tree.node_M[step_L],
-        label_M=tree.label_M[step_L],
-        weight_M=tree.weight_M[step_L],
+        node_M=tree.node_M[step_L], label_M=tree.label_M[step_L], weight_M=tree.weight_M[step_L],
         extras={name: extra_M[step_L] for name, extra_M in tree.extras.items()},
-    )
+    )  # fmt: skip
 
 
 def chain_lengths(tree: TokenTree) -> Int[np.ndarray, " M"]:

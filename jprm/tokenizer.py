@@ -58,7 +58,9 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of `text` alone. It must add no token, and parse no control token."""
+        """Returns the ids of `text` alone, [] for "". It must add no token, and parse no control token.
+
+        Raises ValueError if the text cannot be encoded, e.g. has a lone surrogate."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -75,12 +77,12 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes files from which `load_tokenizer(folder)` must make a tokenizer with equal ids."""
+        """Writes files to an existing folder, from which `load_tokenizer` must make a tokenizer with equal ids."""
 
 
 @dataclasses.dataclass(frozen=True)
 class JsonTokenizer:
-    """A tokenizer.json from the `tokenizers` library."""
+    """A tokenizer.json from the `tokenizers` library. All encoding raises ValueError as `Tokenizer.encode`."""
 
     inner: tokenizers.Tokenizer
     bos: int | None = None
@@ -194,7 +196,7 @@ class SentencePieceTokenizer:
 
 
 def saved_bytes(tokenizer: Tokenizer) -> bytes:
-    """Returns the tokenizer's saved file contents, for digests."""
+    """Returns the saved files' contents, joined in order of their names, e.g. for a digest."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         return b"".join(file.read_bytes() for file in sorted(Path(folder).iterdir()))
@@ -206,8 +208,9 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
     With `of_model`, tokenizer_config.json must exist too, because a missing special token would change a trained
     model's scores.
 
+    A Hub address `hf://OWNER/NAME@REVISION` or a bucket's folder is downloaded to a cache (OSError if that fails).
     Raises FileNotFoundError if there is none, and ValueError if the file is damaged, unknown, made to fill the memory,
-    or has ids beyond the model's `vocab_size`.
+    or has ids beyond the model's `vocab_size` (embeddings; None: unchecked).
     """
     names = ("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE, TOOLS)
     path = local_copy(place_of(path, names), names)
@@ -407,7 +410,9 @@ class Layout(Protocol):
         ...
 
     def step(self, text: str, number: int) -> list[int]:
-        """Returns the ids of the step at 0-based depth `number`. The last id carries the score, so one must exist."""
+        """Returns the ids of the step at depth `number`, from 0, at the last of which its score is read.
+
+        [] if the layout drops all of the step, which `token_tree` refuses. Raises ValueError as `Tokenizer.encode`."""
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:
@@ -546,7 +551,10 @@ def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
-    """Returns the layout for a prompt with {problem} and control tokens, and a delimiter after each step."""
+    """Returns the layout for a prompt, which must hold {problem}, and a delimiter after each step.
+
+    Names in the prompt that the tokenizer knows as tokens, e.g. <|im_start|>, become their ids (`control_tokens`).
+    """
     before, field, after = prompt.partition("{problem}")
     cut = [_CONTROL.split(text) for text in (before, after)]
     ids = control_tokens(tokenizer, prompt)
@@ -554,6 +562,6 @@ def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> Template
 
 
 def control_tokens(tokenizer: Tokenizer, text: str) -> dict[str, int]:
-    """Returns the tokenizer's control tokens in a text, like <|im_start|> or [INST], by name."""
+    """Returns the ids of tokens like <|im_start|> or [INST] in a text, by name; {} if the tokenizer lacks all."""
     ids = {name: tokenizer.token_id(name) for name in _CONTROL.findall(text)}
     return {name: i for name, i in ids.items() if i is not None}

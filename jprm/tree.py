@@ -161,7 +161,8 @@ def tree_of(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
 
 
 def chain_tree(problem: str, steps: Sequence[str]) -> ReasoningTree:
-    """Returns the tree of one chain. Raises TypeError if steps are one string or problems are several."""
+    """Returns the tree of one chain. Raises TypeError if steps are one string or problems are several, RecordError for
+    no step or a blank text."""
     if isinstance(steps, str):
         raise TypeError("steps is one string: pass a list of steps, e.g. [text] for one step")
     if isinstance(problem, list | tuple):
@@ -196,7 +197,7 @@ def record_of(tree: ReasoningTree) -> dict[str, Any]:
 
 
 def with_rest(record: dict[str, Any], tree: ReasoningTree) -> dict[str, Any]:
-    """Adds the tree's answer, semantics and extra keys to its record."""
+    """Returns the record with the tree's answer, semantics (unless the default) and extra keys, which replace none."""
     if tree.answer is not None:
         record["answer"] = tree.answer
     if tree.semantics != SEMANTICS[0]:
@@ -205,7 +206,7 @@ def with_rest(record: dict[str, Any], tree: ReasoningTree) -> dict[str, Any]:
 
 
 def chains_of(tree: ReasoningTree, *, context: bool = False) -> list[list[int]]:
-    """Returns the node path to each last step, in order of last steps; without `context` only the steps on it."""
+    """Returns the path, as node indices, to each last step, in their order; steps only, or with `context` all nodes."""
     above, steps = above_of(tree), tree.steps
     inner = {above[i] for i in steps}
     parents = [node.parent for node in tree.nodes] if context else above
@@ -213,7 +214,7 @@ def chains_of(tree: ReasoningTree, *, context: bool = False) -> list[list[int]]:
 
 
 def path_to(node: int, parents: Sequence[int]) -> list[int]:
-    """Returns the nodes from the root to `node`; the parent of a first node is negative."""
+    """Returns the node indices from the root to `node`, inclusive, by all nodes' parents (negative for a first one)."""
     path = []
     while node >= 0:
         path.append(node)
@@ -246,9 +247,10 @@ def above_of(tree: ReasoningTree) -> list[int]:
 def with_scores(
     tree: ReasoningTree, scores: Iterable[float | None], outputs: Mapping[str, Sequence[float]] | None = None
 ) -> ReasoningTree:
-    """Sets scores[i] as node i's score, and `outputs` (equally long lists) as its named outputs.
+    """Returns a copy with scores[i] as node i's score, and `outputs` (equally long lists) as its named outputs.
 
-    They replace earlier ones; with None the outputs stay. Entries of context nodes are ignored.
+    They replace earlier ones; with None the outputs stay. Entries of context nodes are ignored. Raises ValueError if
+    there is not one score per node.
     """
     nodes = []
     for i, (node, score) in enumerate(zip(tree.nodes, scores, strict=True)):
@@ -263,7 +265,8 @@ def with_scores(
 def scored(record: dict[str, Any], tree: ReasoningTree, outputs: Mapping[str, Iterable[float]]) -> dict[str, Any]:
     """Returns `tree`'s record with its new scores, rounded for files, with keys ordered as in `record`.
 
-    Of the outputs, (N,) each, `score` becomes the nodes' score; the others become named outputs.
+    Of the outputs, (N,) each, `score`, which is required, becomes the nodes' score; the others become named outputs.
+    Raises ValueError as `with_scores` and `record_of`.
     """
     columns = {name: list(map(as_written, value_N)) for name, value_N in outputs.items()}
     return in_order_of(record, record_of(with_scores(tree, columns.pop("score", []), columns)))
@@ -277,10 +280,10 @@ def as_written(score: float) -> float:
 def with_labels(
     tree: ReasoningTree, labels: Iterable[float | None], semantics: str, origin: str, notes: Sequence[Mapping] = ()
 ) -> ReasoningTree:
-    """Sets labels[i] as node i's label, with `semantics` and `origin` (the method), and adds notes[i] to its `extra`.
+    """Returns a copy with labels[i] and `origin` (the method) at node i, notes[i] in its `extra`, and `semantics`.
 
     Earlier labels are removed, and so is the `false` of an earlier check. A node without a label has no origin. A chain
-    or pool becomes a tree, because its record has no origins.
+    or pool becomes a tree, because its record has no origins. Raises ValueError if a list has not one entry per node.
     """
     tree, nodes = as_tree(tree), []
     for node, label, note in zip(tree.nodes, labels, notes or [NONE] * len(tree.nodes), strict=True):
@@ -294,7 +297,7 @@ def with_labels(
 
 
 def as_tree(tree: ReasoningTree) -> ReasoningTree:
-    """Makes a chain or pool with steps a tree. Sample keys that nodes have too, e.g. `text`, become `sample_text`."""
+    """Returns a chain or pool with steps as kind `tree`; sample keys that nodes have too become e.g. `sample_text`."""
     keys = ("parent", "text", "label", "origin", "score", "outputs", "role", "continues") if tree.kind == "pool" else ()
     extras = [{f"sample_{key}" if key in keys else key: x for key, x in node.extra.items()} for node in tree.nodes]
     nodes = tuple(dataclasses.replace(node, extra=extra) for node, extra in zip(tree.nodes, extras, strict=True))
@@ -303,7 +306,7 @@ def as_tree(tree: ReasoningTree) -> ReasoningTree:
 
 
 def in_order_of(record: Any, value: Any) -> Any:
-    """Reorders the keys in `value` like those of `record`, recursively; new keys come last."""
+    """Returns `value` with keys in the order of `record`'s, recursively, also in lists; new keys come last."""
     if isinstance(value, dict) and isinstance(record, Mapping):
         keys = [key for key in record if key in value]
         return {key: in_order_of(record.get(key), value[key]) for key in dict.fromkeys([*keys, *value])}
@@ -313,7 +316,7 @@ def in_order_of(record: Any, value: Any) -> Any:
 
 
 def without_chain(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops extra keys in a chain or pool that would change a tree record's meaning."""
+    """Returns a chain's or pool's extra keys without `steps`, `samples`, `labels`, `semantics`, for a tree record."""
     return {key: value for key, value in extra.items() if key not in ("steps", "samples", "labels", "semantics")}
 
 
@@ -376,7 +379,7 @@ def _column(branch: Mapping[str, Any], key: str, steps: list, where: str, field:
 
 
 def are_outputs(value: Any, steps: int | None) -> bool:
-    """Returns whether a value is named outputs: one number each, or with `steps` a list of that length."""
+    """Returns whether a value is a non-empty mapping of named outputs: one number each, or lists of `steps` numbers."""
     if not isinstance(value, Mapping) or not value:
         return False
     columns = value.values() if steps is not None else [[number] for number in value.values()]
@@ -462,13 +465,14 @@ def read_records(
       on_error: `stop` raises at the first bad record; `skip` hands its line, byte for byte, to `rejects`.
       rejects: takes the bad lines; required for `skip`.
 
-    Raises RecordError with FILE:LINE, field, reason and fix under `stop`, also if two records have the same `id`.
+    Raises RecordError with FILE:LINE, field, reason and fix under `stop`, also if two records have the same `id`; while
+    iterating, errors of `read_lines`, e.g. FileNotFoundError; ValueError for another `on_error` or no `rejects`.
     """
     return (record for record, _ in _read(path, reject_with(on_error, rejects)))
 
 
 def read_trees(path: str | os.PathLike) -> Iterator[ReasoningTree]:
-    """Yields a JSON Lines file's records as trees; raises RecordError at the first bad one, like `read_records`."""
+    """Yields a JSON Lines file's records as trees, with the order and errors of `read_records` under `stop`."""
     return (tree for _, tree in _read(path, reject_with("stop", None)))
 
 

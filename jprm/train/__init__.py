@@ -185,10 +185,8 @@ class Trainer:
         if optimizer.decay == "constant" or self._calls < steps:
             return
         if int(self.state.step) - int(skipped(self.state.optimizer)) >= steps:
-            raise ValueError(
-                f"all {steps} steps of the experiment are done, and optimizer.decay={optimizer.decay!r} has taken the"
-                " rate to 0: make the Trainer with more `steps`, or with decay='constant'"
-            )
+            reason = f"all {steps} steps are done, and optimizer.decay={optimizer.decay!r} has taken the rate to 0"
+            raise ValueError(f"{reason}: make the Trainer with more `steps`, or with decay='constant'")
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
         """Returns `valid_loss`, `valid_labels` (their count) and metrics over files (default: `data.valid`), e.g.
@@ -311,10 +309,8 @@ def _judgement(judged: Judged) -> dict[str, float | None]:
     score_N, positive_N = np.asarray(judged.score_BS), np.asarray(judged.positive_BS)
     weight_N = np.asarray(judged.weight_BS, np.float64)
     right = np.sum(weight_N * ((score_N > 0.5) == positive_N))
-    return {
-        "step_accuracy": float(right / divisor(weight_N.sum())),
-        "auroc": jsonable(auroc(score_N, positive_N, weight_N)),
-    }
+    area = jsonable(auroc(score_N, positive_N, weight_N))
+    return {"step_accuracy": float(right / divisor(weight_N.sum())), "auroc": area}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

@@ -133,9 +133,10 @@ def make_step(
         loss, norm = total["loss"] / jnp.where(total["count"] > 0, total["count"], 1.0), optax.tree.norm(gradients)
         updates, opt = tx.update(gradients, state.optimizer, state.trained, loss=loss, rate=rate)
         trained = cast(dict[str, Array], optax.apply_updates(state.trained, updates))
-        left_out = jnp.float32(skipped(opt) - skipped(state.optimizer))
-        norms = {"gradient_norm": norm, "parameter_norm": optax.tree.norm(trained)}
-        metrics = Metrics(**total, **norms, learning_rate=rate, skipped=left_out)
+        metrics = Metrics(
+            **total, gradient_norm=norm, parameter_norm=optax.tree.norm(trained), learning_rate=rate,
+            skipped=jnp.float32(skipped(opt) - skipped(state.optimizer)),
+        )  # fmt: skip
         after = state.step + 1, trained, opt
         if not isinstance(opt, Guarded):  # a guard leaves out bad steps itself
             good = jnp.isfinite(loss) & jnp.isfinite(norm)
