@@ -187,8 +187,9 @@ class Sampler:
     def push(self, params: Mapping, name: str, take: bool = False) -> None:
         """Replaces the parameters by a copy of others for the same model, without recompilation; waits for the copy.
 
-        They may be on a mesh of several processes, which must all push together. `name` identifies the parameters; the
-        policy's name adds the options. `take` removes the parameters from their dictionaries (see `decoding_copy`).
+        `params` are {"decoder", "head"}, as trained, with merged adapters. They may be on a mesh of several processes,
+        which must all push together. `name` identifies the parameters; the policy's name adds the options. `take`
+        removes the parameters from their dictionaries (see `decoding_copy`).
         """
         self.params: Mapping = {}  # the old copy goes before the new one is made
         self.params = decoding_copy(params, self._stacked, self.mesh, self._dtype, self._move, take)
@@ -215,8 +216,8 @@ class Sampler:
     ) -> list[list[Drawn]]:  # fmt: skip
         """Like `sample`, but returns tokens. Different values of `stream` give independent samples.
 
-        No sample's reason is `open`. `ended` receives the samples that ended since its last call, maybe none, by
-        position (i * n + j for sample j of prefix i).
+        `seed` is the number of each prefix's first sample. No sample's reason is `open`. `ended` receives the samples
+        that ended since its last call, maybe none, by position (i * n + j for sample j of prefix i).
         """
         prompts = list(map(self.prompt, prefixes))
         alone = until == "end" and max(map(len, prompts), default=0) <= self.options.max_tokens

@@ -363,7 +363,7 @@ class RemoteSampler(Sampler):
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
         stream: tuple[int, ...] = (),
     ) -> list[list[Drawn]]:  # fmt: skip
-        """Like `Sampler.draw`, for whole chains; blocks until all are drawn.
+        """Like `Sampler.draw`, with its arguments, for whole chains; blocks until all are drawn.
 
         If no server answers for `engine.patience_s` seconds, this process draws the rest, with a copy of the last push.
         Raises NotImplementedError unless `until` is `end`, ValueError for a malformed reply or a readmitted server with

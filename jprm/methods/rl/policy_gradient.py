@@ -249,8 +249,8 @@ def log_probabilities(
 ) -> Float[Array, "B S"]:
     """Returns log p(the slot's token | the tokens before it) under softmax(logits / temperature), in float32.
 
-    Rows must be a policy's, with a slot for every token and its id as label. Logits exist for one block of slots at a
-    time, also in the gradient.
+    `params` are {"decoder", "head"}. Rows must be a policy's, with a slot for every token and its id as label. Logits
+    exist for one block of slots at a time, also in the gradient.
     """
     head = gathered_head(params, config)
 

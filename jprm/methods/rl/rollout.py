@@ -126,7 +126,7 @@ def digest(records: Sequence[Record]) -> str:
 def chosen(records: Sequence[Record], count: int, seed: int, update: int) -> list[Record]:
     """Returns the problems of `update`, from 0: the next `count` (or all) in a sequence reshuffled in each epoch.
 
-    A problem occurs at most once per epoch; those left over at its end are skipped. It is a function of the arguments.
+    A problem occurs at most once per epoch; those left over at its end are skipped. `seed` shuffles.
     """
     count = min(count, len(records))
     epochs = len(records) // count
@@ -335,7 +335,7 @@ def packed(trees: Sequence[TokenTree], data: DataConfig, chains: bool) -> tuple[
 def with_proximal(rows: Rows, trainer: Trainer, temperature: float) -> Rows:
     """Returns rows (A, B, ...) with `extras["proximal"]`: their tokens' log-probabilities under the trainer's policy.
 
-    It must be called before the update: these are the probabilities before it. Every process must call it.
+    They are at `temperature`. It must be called before the update. Every process must call it.
 
     The objective's ratios and importance weights are relative to this policy (Hilton et al. 2022). It is the current
     one only in the first optimizer step of an update.

@@ -162,7 +162,7 @@ def sample(
 def ask(
     policy: Any, problems: Sequence[str], n: int, *, seed: int, update: int, costs: Sequence[float] = ()
 ) -> Callable[[], list[list[Rollout]]]:
-    """Starts `sample` in a daemon thread, and returns a function that waits for its result.
+    """Starts `sample`, with its arguments, in a daemon thread, and returns a function that waits for its result.
 
     So servers sample meanwhile. Every process must call both. Raises ValueError as `sample`; errors of sampling are
     raised by the returned function.
@@ -237,6 +237,8 @@ def go_on(
 ) -> list[tuple[Begun, ...]]:
     """Continues the groups' open chains until all chains of the first group's update have ended.
 
+    `seed` is the run's; `costs`, the expected new tokens per group, balance the processes' parts.
+
     Returns all chains, by group and in order: ended ones unchanged, later updates' maybe still `open`. Every process
     must call it, as `sample`. Raises ValueError if `check_exact` refuses the policy.
 
@@ -288,8 +290,9 @@ def sample_episodes(
 ) -> list[list[Rollout]]:  # fmt: skip
     """Returns n episodes of each record, like `sample`, including episodes lost by the environment (`Rollout.lost`).
 
-    Errors of the environment do not raise. Every process must call it, and plays the episodes of some records; episodes
-    are closed at the end. Raises ValueError if `check_exact` refuses the policy.
+    `seed`, `update`, record and number determine the random numbers, as in `sample`. Errors of the environment do not
+    raise. Every process must call it, and plays the episodes of some records; episodes are closed at the end. Raises
+    ValueError if `check_exact` refuses the policy.
     """
     policy = check_exact(policy)
 

@@ -194,7 +194,10 @@ class Samples(Protocol):
         ...
 
     def push(self, params: Mapping, name: str) -> None:
-        """Copies the policy's new parameters to the sampler, named e.g. "WORKDIR@120"; waits until they are there."""
+        """Copies the policy's parameters, {"decoder", "head"}, to the sampler; waits until they are there.
+
+        `name` identifies them, e.g. "WORKDIR@120" after optimizer step 120.
+        """
         ...
 
     def begin(self, update: int, due: int) -> None:
