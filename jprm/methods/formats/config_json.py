@@ -263,11 +263,11 @@ class Fields:
         return self.number(name) if self.has(name) else 0.0
 
     def nested(self, name: str) -> Fields:
-        """Returns the fields of an object inside, or no fields if it is null, absent or empty.
-
-        Another value is not refused here: reading its fields raises AttributeError.
-        """
-        return Fields(self.path, self.fields.get(name) or {}, f"{name}.")
+        """Returns the fields of an object inside, or no fields if it is null, absent or empty. Raises ValueError."""
+        inner = self.fields.get(name) or {}
+        if not isinstance(inner, dict):
+            raise self.refuse(name, f"{str(inner)[:60]!r} is not an object")
+        return Fields(self.path, inner, f"{name}.")
 
     def flag(self, name: str, default: bool) -> bool:
         """Returns a field that must be true or false, or `default` if it is absent or null. Raises ValueError."""
@@ -357,13 +357,11 @@ def rope(fields: Fields, known: Collection[str] = ()) -> tuple[float, RopeScalin
     key = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
     if fields.has("rope_parameters") and fields.has("rope_scaling"):
         raise fields.refuse("rope_scaling", "is there beside rope_parameters; keep one of them")
-    content = fields.fields.get(key) or {}
-    if not isinstance(content, dict):
-        raise fields.refuse(key, f"{str(content)[:60]!r} is not an object")
-    inner = Fields(fields.path, content, f"{key}.")
+    inner = fields.nested(key)
     theta = inner.number("rope_theta", fields.number("rope_theta", 10000.0))
     if theta <= 1:
         raise fields.refuse("rope_theta", f"is {theta}, and must be above 1")
+    content = inner.fields
     kind = content.get("rope_type", content.get("type", "default"))
     if not isinstance(kind, str) or kind not in _ROPE:
         raise inner.refuse("rope_type", f"{kind!r} is not supported; one of {', '.join(_ROPE)} is")

@@ -104,8 +104,8 @@ def fit(kind: str, score_N: Float[np.ndarray, " N"], right_N: Bool[np.ndarray, "
     temperature  minimises the log loss over T (Guo et al. 2017, arXiv 1706.04599, section 4.2)
     platt        minimises the log loss over slope and intercept (Platt 1999)
     isotonic     minimises the Brier score over all rising maps, by pool-adjacent-violators (Zadrozny & Elkan 2002)
-    quantile     the fraction correct in `QUANTILES` equal-mass bins at their mean scores (histogram binning, Zadrozny &
-                 Elkan 2001), pooled to be monotone; smoother than isotonic if the split is small
+    quantile     the fraction correct in 20 (`QUANTILES`) equal-mass bins at their mean scores (histogram binning,
+                 Zadrozny & Elkan 2001), pooled to be monotone; smoother than isotonic if the split is small
 
     The two logistic maps fit Platt's targets, (n_right + 1) / (n_right + 2) and 1 / (n_wrong + 2) instead of 1 and 0,
     so that an optimum exists even if the scores separate the classes. If the best slope is negative (the scores are

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import re
 import shutil
 import tracemalloc
@@ -20,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from tiny import chain_rows, hidden, logits
 
 from jprm.checkpoints import base
+from jprm.methods.formats.config_json import Fields
 from jprm.methods.formats.families import FAMILIES, MISSING
 from jprm.methods.formats.huggingface import load_decoder, model_config
 from jprm.model import transformer
@@ -387,6 +389,13 @@ def test_a_files_own_head_is_read_though_the_config_says_tied(tmp_path):
         save_file(tensors, file := folder / "model.safetensors")
         os.utime(file, ns=(i, i))
         assert model_config(folder).tied_embeddings is tied
+
+
+def test_an_inner_object_is_refused_if_it_is_a_text():
+    fields = Fields(pathlib.Path("config.json"), {"a": "b", "c": {"d": 1}, "e": None})
+    assert fields.nested("c").count("d") == 1 and not fields.nested("e").fields and not fields.nested("f").fields
+    with pytest.raises(ValueError, match=r"config.json: a 'b' is not an object"):
+        fields.nested("a")
 
 
 def test_windows_are_where_transformers_puts_them(tmp_path):
