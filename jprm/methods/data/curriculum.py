@@ -32,7 +32,8 @@ Pack = Callable[[int, list[TokenTree]], tuple[Rows, np.ndarray]]
 class Windows(grain.IterDataset):
     """Packed windows of one stream (k, n). `sources` are its own trees, endless; `pack` takes (window index, trees).
 
-    Raises ValueError like `weights`, which is tried at each hundredth of the steps.
+    Raises ValueError if there is no such function, or its weights do not fit, which is tried at each hundredth of the
+    steps. Errors of the function pass.
     """
 
     def __init__(

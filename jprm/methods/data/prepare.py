@@ -521,7 +521,7 @@ class Records(tfds.core.GeneratorBasedBuilder):
 
 
 def write_folder(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
-    """Writes (unique key, record) pairs into an existing, empty folder, in order; returns their number.
+    """Writes (unique key, record) pairs into an existing local folder, in order; returns their number.
 
     For 0 pairs no files are written. Not atomic: the caller must remove the folder after an error.
 

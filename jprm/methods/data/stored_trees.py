@@ -416,7 +416,7 @@ def tokenise(
     """Tokenises shuffled records into a folder of shards; resumes an interrupted run, and returns the totals.
 
     A shard appears once it is whole. The folder becomes readable with the last one; a later call with the same request
-    returns at once.
+    writes nothing more. Waits for all of its shards.
 
     Args:
       experiment: provides the tokenizer, target, `data.supervise`, `data.extras` and `data.weight`.

@@ -239,7 +239,8 @@ def in_chat(adapter: Adapter, folder: pathlib.Path, tokenizer: Tokenizer) -> Ada
 
     White space around steps is kept if the template keeps it; `system` is () if the template takes no system message.
 
-    Raises ValueError if the folder has no chat template, or this fails or does not hold the messages unchanged.
+    Raises ValueError if the folder has no chat template, or this fails or does not hold the messages unchanged, and
+    FileNotFoundError if tokenizer_config.json is missing beside it.
     """
     (problem, end), system = conversation_of(folder), ()
     with contextlib.suppress(ValueError):  # a template may refuse a system message, or leave it out
