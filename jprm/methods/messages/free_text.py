@@ -25,8 +25,10 @@ def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     (`jprm.steps.RULES`, default `auto`), and the chain names the rule used. If `auto` finds step tags, it splits at the
     tags (`tagged_steps`) and removes them from `response`. Steps are stripped; `response` and `messages` are kept.
     Thoughts in a separate field are put before the text in <think> tags. A system message becomes the chain's `system`.
+    A stepwise record is {"prompt", "completions", "labels"?}, which become `problem`, `steps` and `labels` (floats);
+    other keys stay. The input is not changed.
 
-    Raises RecordError like `jprm.tree.tree_of`.
+    Raises RecordError, naming `where` (e.g. FILE:LINE), the field, the reason and the fix.
     """
     if "completions" in record:
         return _of_stepwise(record, where)
@@ -44,7 +46,9 @@ _TAG = re.compile(r"(?<![А-Яа-яЁё])ки(?![А-Яа-яЁё])|<extra_0>")  #
 
 
 def tagged_steps(text: str) -> list[str]:
-    """Splits a text at step tags, Math-Shepherd's `ки` or Qwen's `<extra_0>`; returns [] without tags.
+    """Splits a text at step tags, Math-Shepherd's `ки` or Qwen's `<extra_0>`; returns [] if there is no tag.
+
+    Steps are stripped and without the tags; an empty last one is left out.
 
     >>> tagged_steps("2 + 2 = 4. ки\\nSo it is 4. ки"), tagged_steps("Раскроем скобки.")
     (['2 + 2 = 4.', 'So it is 4.'], [])
@@ -78,7 +82,12 @@ def are_solutions(texts: Sequence[Any]) -> bool:
 
 
 def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
-    """Returns a pool sample; splits text, its `response` or its `text` into `steps` ([] if blank) unless it has any."""
+    """Returns a pool sample, a new dict: splits text, its `response` or its `text` into `steps`, [] if blank.
+
+    The text stays as `response`; `segmentation` names the rule used, unless step tags split it. A sample with `steps`,
+    or without text, is only copied. Raises RecordError if it is neither text nor an object, its text is not a string,
+    or its `segmentation` is unknown.
+    """
     sample = {"response": sample} if isinstance(sample, str) else sample
     sample = dict(object_of(sample, where, field, 'Write {"steps": [...]}, {"response": TEXT}, or the text.'))
     key = next((key for key in ("response", "text") if key in sample), "")
@@ -90,7 +99,10 @@ def sample_of(sample: Any, where: str, field: str) -> dict[str, Any]:
 
 
 def prompt_of(messages: Any, where: str, field: str) -> dict[str, Any]:
-    """Returns the `problem`, and `system` if present, of a prompt given as messages."""
+    """Returns `{"problem": text}` of a prompt given as messages, and `system` if there is such a message.
+
+    Raises RecordError, naming `field`, unless there is one user message, after at most one system message, all text.
+    """
     texts = _texts(messages, where, field, _PROMPT, ("system", "user"))
     if "user" not in texts:
         raise RecordError(where, field, "holds no message of the user", _PROMPT)
@@ -151,7 +163,13 @@ _ABOUT = frozenset(
 
 
 def exchange(record: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Returns the texts of one user, one assistant and an optional system message, by role."""
+    """Returns the texts of one user, one assistant and an optional system message, by role, e.g. `{"user": ...}`.
+
+    The assistant's message must come last; its thoughts are put before its text in <think> tags.
+
+    Raises RecordError for other messages, a part that is not text, or if the record also has `problem`, `tools`,
+    `functions` or `documents`; KeyError if it has no `messages`.
+    """
     for key in ("tools", "functions", "documents"):
         if record.get(key):
             reason = "is part of the prompt, and a layout has no place for it"

@@ -51,7 +51,7 @@ def role_content(message: Any) -> Any:
 
 
 def normal_message(message: Mapping[str, Any], where: str, field: str) -> dict[str, Any]:
-    """Returns a message in the normal form. Other keys are kept.
+    """Returns a message in the normal form (table above), a new dict. Other keys are kept; roles are not checked.
 
     Raises RecordError, with the field, if arguments are not an object or its JSON text, if a role other than the
     assistant has thoughts or a refusal, or if two such fields differ.
@@ -145,7 +145,7 @@ def thoughts_of_blocks(value: Any, where: str, field: str) -> str:
 
     Summaries are read only if no block has a whole thought.
 
-    Raises RecordError unless the value is null, text or a list of blocks.
+    "" for null. Raises RecordError unless the value is null, text or a list of block objects with text.
     """
     if not isinstance(value, list):
         return "" if value is None else text_of(value, where, field, blank=True)
@@ -169,7 +169,10 @@ TEXTS = ("text", "input_text", "output_text", "refusal")
 
 
 def text_of_parts(value: Any, where: str, field: str) -> str:
-    """Returns text, or the joined text of parts. Raises RecordError if a part is not text, e.g. an image."""
+    """Returns text unchanged, or the joined text of a list of parts, "" if empty.
+
+    Raises RecordError if the value is neither (also null), or a part is not text, e.g. an image.
+    """
     if not isinstance(value, list):
         return text_of(value, where, field, blank=True)
     texts = []
@@ -184,7 +187,10 @@ def text_of_parts(value: Any, where: str, field: str) -> str:
 
 
 def call_of(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
-    """Builds a tool call in the chat format; it has no `id` if `call_id` is empty."""
+    """Returns `{"id", "type": "function", "function": {"name", "arguments"}}`; no `id` if `call_id` is empty.
+
+    The values are not checked or copied.
+    """
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return call if not call_id else {"id": call_id, **call}
 
@@ -216,9 +222,10 @@ def _normal_call(call: Any, where: str, field: str) -> Any:
 
 
 def check_calls(calls: Any, role: str, where: str, field: str) -> None:
-    """Validates calls in the normal form.
+    """Validates a message's `tool_calls` in the normal form; `field` is their name in errors.
 
-    Raises RecordError if a role other than the assistant calls, a call has no name, or two calls share an id.
+    Raises RecordError unless they are a list of objects, or if a role other than the assistant calls, a call has no
+    name, or two calls share an id.
     """
     list_of(calls, where, field)
     if calls and role != "assistant":

@@ -35,12 +35,15 @@ KNOWN = {"messages": None, "tools": [], "outcome": None, "segment": "turn", "sem
 
 
 def known(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the known keys with a value other than the default, in fixed order."""
+    """Returns the items of `record` whose keys are in `KNOWN`, if not null or the default, in the order of `KNOWN`."""
     return {key: record[key] for key, absent in KNOWN.items() if record.get(key) not in (None, absent)}
 
 
 def problem_of(messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any]) -> str:
-    """Returns `problem`, else the first user message, else the first message with text, else "(no text)"."""
+    """Returns `extra["problem"]` if it is not blank, else the text of the first user message.
+
+    Failing that, the first message with text, or "(no text)". `messages` must be checked (`read_message`).
+    """
     if isinstance(text := extra.get("problem"), str) and text.strip():
         return text
     texts = [(content_of(message), message["role"]) for message in messages]
@@ -67,10 +70,11 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
 
 
 def read_trajectory(record: Mapping[str, Any], where: str = "record") -> dict[str, Any]:
-    """Validates a trajectory record and normalises its messages (`jprm.methods.messages.messages`).
+    """Returns a copy of a trajectory record, validated, with normal messages (`jprm.methods.messages.messages`).
 
-    An absent `content` becomes null, which is allowed if the turn has calls or thoughts. An empty content is always
-    allowed, since a tool may return no text.
+    Known keys come first (`known`). `classes` of turns become the record's list, one entry per turn. An absent
+    `content` becomes null, which is allowed if the turn has calls or thoughts. An empty content is always allowed,
+    since a tool may return no text.
 
     Raises RecordError with `where`, the message and its field, the reason and a remedy.
     """
@@ -125,7 +129,8 @@ def _classes_of_turns(
 def read_message(message: Any, segment: str, semantics: str, where: str, field: str) -> dict[str, Any]:
     """Validates and normalises a message; an absent `content` becomes null. Raises RecordError, naming `field`.
 
-    Labels must fit `semantics`, and their number the steps by `segment`, e.g. `turn`.
+    Returns a new dict; other keys stay. Labels must fit `semantics`, e.g. `correctness`, and their number the steps by
+    `segment`, e.g. `turn`.
     """
     role = object_of(message, where, field, 'Write {"role": "user", "content": ...}.').get("role")
     if role not in ROLES:
@@ -161,7 +166,7 @@ def content_of(message: Mapping[str, Any]) -> str:
 def steps_of(message: Mapping[str, Any], segment: str) -> list[str]:
     """Splits a turn into step texts; joined, they equal its content. A turn without text is one step.
 
-    `segment` is `turn` (one step), `parts` (the content's parts), or a rule of `jprm.steps`.
+    `message` must be checked. `segment` is `turn` (one step), `parts` (the content's parts), or a rule of `jprm.steps`.
     """
     text = content_of(message)
     if segment == "parts":
@@ -173,9 +178,10 @@ def steps_of(message: Mapping[str, Any], segment: str) -> list[str]:
 def check_answer(
     message: Mapping[str, Any], ids: Mapping[str, None] | None, where: str, field: str
 ) -> Mapping[str, None] | None:
-    """Checks a message against the call ids of the last turn; returns the ids that later messages may answer.
+    """Checks a message against the call ids of the last turn; returns the `ids` for the next message.
 
-    Before the first turn there are no `ids`; they are empty if a call has no id: then tools may answer under any id.
+    They are the keys of a dict; None before the first turn. {} if the turn has no calls or a call has no id: then tools
+    may answer under any id.
 
     Raises RecordError if a tool message comes before any turn, or its `tool_call_id` is not a call of the last turn.
     """
@@ -206,7 +212,7 @@ def _check_prompt(record: Mapping[str, Any], where: str) -> None:
 
 
 def read_segment(record: Mapping[str, Any], where: str) -> str:
-    """Returns `segment`, by default `turn`. Raises RecordError unless it is one of `SEGMENTS`."""
+    """Returns the record's `segment`, `turn` if absent or null. Raises RecordError unless it is one of `SEGMENTS`."""
     segment = "turn" if record.get("segment") is None else record["segment"]
     if segment not in SEGMENTS:
         raise RecordError(where, "segment", f"is {segment!r}", f"Use one of {', '.join(SEGMENTS)}.")
@@ -262,7 +268,8 @@ def _check_marks(message: Mapping[str, Any], segment: str, semantics: str, where
 def tree_of_messages(record: Mapping[str, Any], where: str = "record") -> ReasoningTree:
     """Builds the tree of a trajectory record, or a record with messages as nodes.
 
-    Raises RecordError like `jprm.tree.tree_of`.
+    Its kind is `trajectory`, or `tree` for a record with `nodes`. A final turn without `correct` takes it from an
+    `outcome` of 0 or 1. Raises RecordError, naming `where`, the field, the reason and the fix.
     """
     return _of_nodes(record, where) if "nodes" in record else _of_trajectory(read_trajectory(record, where), where)
 
@@ -270,7 +277,8 @@ def tree_of_messages(record: Mapping[str, Any], where: str = "record") -> Reason
 def record_of_messages(tree: ReasoningTree) -> dict[str, Any]:
     """Converts a tree of messages to its record; the inverse of `tree_of_messages`.
 
-    Raises ValueError if alternatives begin inside a turn, its labels have several origins, or it lacks some scores.
+    {"messages", ...} for a trajectory, else {"nodes", ...}. Raises ValueError if alternatives begin inside a turn, a
+    turn's labels have several origins, or only some of its steps have scores.
     """
     if tree.kind == "trajectory":
         (record,) = trajectories_of(tree)
@@ -283,7 +291,10 @@ OF_LEAVES = ("answer", "id")
 
 
 def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]]:
-    """Returns the messages along a path for a chat template, without jprm's own keys."""
+    """Returns the messages along a path for a chat template: `role`, `content` (text or null) and e.g. `tool_calls`.
+
+    `path` has node indices from the first message on, e.g. by `jprm.tree.path_to`. Keys in `OWN_KEYS` are left out.
+    """
     messages = []
     for group in nodes_of_messages(tree, path):
         first, text = tree.nodes[group[0]], "".join(tree.nodes[i].text for i in group)
@@ -329,11 +340,11 @@ def trajectories_of(tree: ReasoningTree) -> list[dict[str, Any]]:
 def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
     """Merges checked trajectories of one task, at least one, into a tree that shares their common prefixes.
 
-    Messages are shared if the model reads the same text. Two identical trajectories still get two leaves. Shared turns
-    take labels and scores from the first trajectory. The tree keeps the keys that are equal in all trajectories; a
-    different `answer` or `id` goes to the leaf.
+    `records` must come from `read_trajectory`. Messages are shared if the model reads the same text. Two identical
+    trajectories still get two leaves. Shared turns take labels and scores from the first trajectory. The tree keeps the
+    keys that are equal in all trajectories; a different `answer` or `id` goes to the leaf.
 
-    Raises ValueError if the trajectories differ in tools, segment or semantics.
+    Raises ValueError if the trajectories differ in tools, segment or semantics, IndexError if there are no records.
     """
     first, segment = known(records[0]), records[0].get("segment") or "turn"
     for field in ("tools", "segment", "semantics"):
@@ -387,7 +398,7 @@ def as_messages(tree: ReasoningTree) -> ReasoningTree:
 
 
 def nodes_of_messages(tree: ReasoningTree, path: Sequence[int]) -> list[list[int]]:
-    """Groups the nodes of a path by message."""
+    """Groups the node indices of a path by message, in order: a turn has one per step, other messages have one."""
     groups: list[list[int]] = []
     for i in path:
         if tree.nodes[i].continues and groups:

@@ -36,7 +36,10 @@ def written_messages(tree: ReasoningTree, layout: Layout, context: int | None = 
     previous step, because the template rewrote earlier text or a window begins, the step starts a separate chain from
     the root. A trajectory beyond `context` tokens, if given, is read in windows.
 
-    Raises ValueError like `turns_of`, or if the layout is for chains.
+    Steps are ordered like `tree.steps`; spans are those of `Turns.written`. Waits for the template's process.
+
+    Raises ValueError if the layout is for chains, the tokenizer is not a tokenizer.json, or the chat template fails or
+    leaves out a message's text.
     """
     if not layout.turns:
         reason = "is a trajectory, and the model reads chains in a layout of its own"
@@ -64,7 +67,7 @@ class Turns:
 
 
 def turns_of(tree: ReasoningTree, tokenizer: Tokenizer | JsonTokenizer) -> Turns:
-    """Tokenises a tree of messages.
+    """Tokenises a tree of messages by the tokenizer's chat template, or jprm's own; waits for the template's process.
 
     A step on several paths takes its ids from the first; the template must render it the same on all of them.
 
@@ -137,7 +140,7 @@ def windows_of(tree: ReasoningTree, tokenizer: JsonTokenizer, context: int) -> I
 
     Repeated turns are text alone: a layer over steps (`model.steps`) does not see their ends.
 
-    Raises like `turns_of`. A turn that does not fit is yielded too long.
+    Lazy. Raises ValueError like `turns_of`. A turn that does not fit is yielded too long, so its ids exceed `context`.
     """
     everything = range(len(tree.nodes))
     groups = nodes_of_messages(tree, everything)
@@ -218,9 +221,10 @@ def _turns_within(tree: ReasoningTree, tokenizer: Tokenizer, context: int | None
 
 
 def least_tokens(tree: ReasoningTree, tokenizer: JsonTokenizer) -> int:
-    """Returns the token count of the path with the most messages, rendered once. Raises like `turns_of`.
+    """Returns the token count of the path with the most messages, rendered once up to its last turn.
 
     It is a lower bound on the longest chain, so that over-long records are refused before all turns are rendered.
+    Raises ValueError if the chat template fails or refuses the messages.
     """
     parents = [node.parent for node in tree.nodes]
     path = max((path_to(chain[-1], parents) for chain in chains_of(tree)), key=len)
@@ -242,7 +246,8 @@ def encode_at(
 ) -> tuple[list[int], list[int]]:
     """Returns the ids of a rendered text, and the token count before each character offset in `places`.
 
-    Special tokens are parsed unless `guard`, a character that is removed, splits their name.
+    Offsets must be in [0, len(text)], counted with the guards. Special tokens are parsed unless `guard`, a character
+    that is removed, splits their name; "" for no guard.
     """
     ids, starts, at = [], [], 0
     for piece in text.split(guard) if guard else [text]:

@@ -80,9 +80,10 @@ class DVTS:
 def select_beams(
     key_C: Sequence[float] | Float[np.ndarray, " C"], finished_C: Sequence[bool], width: int
 ) -> tuple[list[int], list[int]]:
-    """Returns (live, held): the candidates with the `width` highest keys, split into unfinished and finished ones.
+    """Returns (live, held): indices of the candidates with the `width` highest keys, unfinished and finished ones.
 
-    Ties go to the earlier candidate. A NaN key is never kept.
+    Both lists are ordered from the highest key, and together hold at most `width`. Ties go to the earlier candidate. A
+    NaN key is never kept.
     """
     order = sorted((i for i, key in enumerate(key_C) if key == key), key=lambda i: -key_C[i])[:width]
     return [i for i in order if not finished_C[i]], [i for i in order if finished_C[i]]

@@ -59,7 +59,10 @@ class BestOfN:
 
 
 def lead(tree: GrowingTree) -> float:
-    """Returns the probability that the leading answer stays ahead of the second; without answers, 1/2."""
+    """Returns the probability in [1/2, 1) that the leading answer stays ahead of the second (`stays_ahead`).
+
+    Counts the finished chains within the budget, equivalent answers as one. 1/2 if there are no answers.
+    """
     from jprm.methods.evaluate.votes import answer_classes  # they need array libraries
     from jprm.methods.search.jobs import answers_of, is_candidate
 
@@ -70,7 +73,7 @@ def lead(tree: GrowingTree) -> float:
 
 
 def stays_ahead(first: int, second: int) -> float:
-    """Returns the probability that the first of two answers is the likelier one, from their counts.
+    """Returns the probability in (0, 1) that the first of two answers is the likelier one, from their counts.
 
     It is the mass above 1/2 of Beta(first + 1, second + 1) (Aggarwal et al. 2023, arXiv 2305.11860), a binomial tail.
     """

@@ -91,7 +91,7 @@ class GrowingTree:
         self._tokens: dict[str, list[int]] = {"step": [0, 0], "end": [0, 0]}  # sum and count, by `until`
 
     def path(self, node: int) -> list[int]:
-        """Returns the nodes from the first step to this node; [] for `ROOT`."""
+        """Returns the node indices from the first step to this node; [] for `ROOT`. Raises IndexError if unknown."""
         return path_to(node, self.parent)
 
     def steps(self, node: int) -> tuple[str, ...]:
@@ -104,17 +104,19 @@ class GrowingTree:
     def chain_scores(self, nodes: Sequence[int], rule: str) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
         """Returns (score, sort key), (N,) each, for the chains that end at these nodes, by `rule`, e.g. `min`.
 
-        NaN if a step's score is not finite. See `jprm.score.aggregate.chain_scores`.
+        Arrays of float64. Both are NaN if a step's score is not finite, or the chain is empty (`ROOT`). Raises KeyError
+        for an unknown rule, ValueError if the rule multiplies probabilities and a score is outside [0, 1].
         """
         from jprm.score.aggregate import chain_scores
 
         return chain_scores([[self.score[i] for i in self.path(node)] for node in nodes], rule, self.scale)
 
     def add(self, start: int, sample: Sample, until: str) -> Draw | None:
-        """Adds a sample's steps as nodes after node `start` and returns its draw, unless the sample failed.
+        """Adds a sample's steps as nodes after node `start` (or `ROOT`) and returns its draw.
 
-        `until` is the request's, `step` or `end`: mean lengths are kept for each. After a sample over the budget, a
-        chain neither continues nor counts as finished.
+        A failed sample is only counted in `failed`: returns None. `until` is the request's, `step` or `end`, for
+        `affordable`. A step equal to an existing child that is not released reuses its node; others wait in `new` for
+        their score. After a sample over the budget, a chain neither continues nor counts as finished.
         """
         if sample.finish_reason == "error":
             self.failed, self.error = self.failed + 1, sample.error
@@ -143,7 +145,8 @@ class GrowingTree:
     def affordable(self, until: str) -> float:
         """Returns how many samples (`until`: step or end) the budget still allows, by their mean length so far.
 
-        It is not rounded. Before the first sample, each counts as one token. Infinite without a budget.
+        Unrounded, e.g. 2.4; 0 if the budget is spent. Before the first sample, each counts as one token. `math.inf` if
+        there is no budget.
         """
         total, count = self._tokens[until]
         if self.budget is None:
@@ -151,8 +154,11 @@ class GrowingTree:
         return (self.budget - self.spent) * (count / total if total else 1)
 
     def release(self, nodes: Iterable[int]) -> None:
-        """Declares that the method will not continue from these nodes, which stay in the tree. A later sample of the
-        same step is a new node."""
+        """Declares that the method will not continue from these nodes (indices, not `ROOT`), which stay in the tree.
+
+        A later sample of the same step is a new node. The nodes are queued in `released`; the search frees the scorer's
+        memory after its round, and requesting samples after one of them is then an AssertionError.
+        """
         for node in nodes:
             self.released.append(node)
             self._child.pop((self.parent[node], self.text[node]), None)
@@ -169,7 +175,7 @@ class GrowingTree:
 
 
 def at_least_one(config: Any, *names: str) -> None:
-    """Raises ValueError if any of these fields is below 1."""
+    """Raises ValueError if any of these fields (`names`) of a config is below 1, AttributeError if it is absent."""
     for name in names:
         if getattr(config, name) < 1:
             raise ValueError(f"{name} is {getattr(config, name)}: it must be at least 1")
@@ -194,5 +200,9 @@ CHOICES: tuple[str, ...] = get_args(Choice)
 
 
 def find(name: str) -> Any:
-    """Returns a method's config class, by its name, `module:NAME` or `FILE.py:NAME`; ValueError if unknown."""
+    """Returns a search method's config class (no instance) by its name in `METHODS`, `module:NAME` or `FILE.py:NAME`.
+
+    A file is executed once per content. Raises ValueError if the name is unknown or the object is not a class,
+    MissingPart if the module, file or object does not exist.
+    """
     return find_part(name, METHODS, "method", type, files=True)

@@ -45,15 +45,22 @@ def search_file(
     *,
     on_error: str = "stop",
 ) -> dict[str, int]:
-    """Searches the problems of a file and returns counts, including earlier calls, e.g. `{"problems": 2, "chosen": 1}`.
+    """Writes the records (`record`) of a file's problems, in its order; returns counts, including earlier calls.
+
+    The counts are `problems`, `chosen`, `correct`, `policy_tokens`, `over_budget_tokens`, and, if above 0, `cut` (off)
+    samples and `failed_draws`; then `judge_tokens` for a judge, else `prm_tokens`, and `rejected`. A kill loses the
+    tokens of an unfinished problem. `prm_tokens` and `rejected` are absent if the output was complete before: then it
+    is only counted.
 
     `scored_by` identifies the scorer in the results, {} for `Unscored`. A problem without a single sampled step has no
-    record: its line goes, byte for byte, to `OUTPUT.rejects`, like bad lines with on_error='skip'. `prm_tokens` and
-    `judge_tokens` omit tokens lost by a kill; the former and `rejected` are absent if the output was complete before.
+    record: its line goes, byte for byte, to `OUTPUT.rejects`, like bad lines with on_error='skip'. Waits for the policy
+    and the scorer, with a progress bar.
 
     Raises:
       RecordError: a bad line, for on_error='stop'.
-      ValueError: `output`, or its part, belongs to another request; no file is touched.
+      FileNotFoundError: `input` is absent.
+      ValueError: `output`, or its part, belongs to another request or running process; no file is touched.
+      ValueError: the input is empty or damaged, or a weighted vote has a negative weight.
       PolicyError: the policy does not answer; the same call continues once it does.
     """
     output = path_of(output)
@@ -123,7 +130,7 @@ def _counts(output: Path) -> dict[str, int]:
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
-    """Returns the index of the highest key, the first if tied, unless all are NaN.
+    """Returns the index of the highest key, the first if tied; None if all are NaN or there are no keys.
 
     A chain not marked in `answered_N` is chosen only if no marked one has a key.
     """
@@ -136,7 +143,10 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 
 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
-    """Returns the class with the largest total weight, the lowest if tied, unless all are -1 (no vote)."""
+    """Returns the class with the largest total weight, the lowest class if tied; None if all are -1 (no vote).
+
+    `class_N` has each chain's answer class, from 0, `weight_N` its weight, at least 0.
+    """
     class_N = np.asarray(class_N)
     if not (class_N >= 0).any():
         return None
@@ -147,7 +157,10 @@ def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> i
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The chosen chain: its last draw's index in `tree.draws`, or None and the `reason`."""
+    """The chosen chain: its draw's index in `tree.draws`, or None and the `reason`.
+
+    `answer` is None if the chain states no answer, `score` (by the rule) if it is not finite, `correct` if unknown.
+    """
 
     draw: int | None
     answer: str | None = None
@@ -166,7 +179,9 @@ def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
     `how` is "best" (the highest score by `rule`), "majority", or "weighted", a vote weighted by score. A vote returns
     the winning answer's best chain; without answers, the best of all. Votes count equivalent answers as one, as
     evaluations do (`jprm.methods.evaluate.votes.answer_classes`). If there is no such chain, the result has the reason.
-    Raises ValueError if a weighted vote has a negative weight.
+    `answers` must be `answers_of(tree)`.
+
+    Raises ValueError if a weighted vote has a negative weight, or `rule` multiplies scores outside [0, 1].
     """
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:
@@ -207,7 +222,10 @@ def _why_none(tree: GrowingTree) -> str:
 
 
 def answers_of(tree: GrowingTree) -> Answers:
-    """Returns the final answers of finished chains, including chains over the budget."""
+    """Returns {last node: (answer, correct)} of the finished chains, including chains over the budget.
+
+    The answer is None if it cannot be extracted, `correct` if the problem's own answer is unknown.
+    """
     ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
         return {node: tree.finished_by(tree.problem.text, tree.steps(node)) for node in ends}
@@ -217,11 +235,13 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a finished search's record, a pool or a tree (`kind`), if a step was sampled.
+    """Returns a finished search's record, a pool or a tree (`kind`); None if no step was sampled.
 
     It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice by `rule` and `how` (e.g.
-    `best`, `majority`), the cost, and the fields of `about`. `chosen` is the index in `samples` or `nodes`, or null.
+    `best`, `majority`), the cost, and the fields of `about`. Its own keys: `rule`, `choose`, `chosen`, `answer`,
+    `score`, `correct`, `ended`, `policy_tokens`, `over_budget_tokens`, and if they apply `reason`, `failed`, `error`,
+    `unscored_steps`, `empty`. `chosen` is the index in `samples` or `nodes`, or null. Raises ValueError like `choose`.
     """
     if not tree.text:
         return None
@@ -319,9 +339,10 @@ _COSTS = {"chosen", "answer", "score", "correct", "ended", "policy_tokens", "ove
 def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidence: float) -> Threshold:
     """Returns the threshold on the chosen chain's score that bounds the error rate of accepted answers.
 
-    The bound `error_rate` holds with probability `confidence` over calibration sets. Searches without a choice or its
-    score are left out. Raises ValueError for a record that is not a search result, repeats a problem, has a choice of
-    unknown correctness, or has a score outside [0, 1].
+    The bound `error_rate` holds with probability `confidence` over calibration sets; both must be in (0, 1). Searches
+    without a choice or its score are left out. The threshold is infinite if no score qualifies. Raises ValueError,
+    naming the record from 1, if it is not a search result, repeats a problem, has a choice of unknown correctness, or a
+    score outside [0, 1].
     """
     scores, right, seen = [], [], set()
     for i, record in enumerate(records, start=1):
@@ -339,7 +360,11 @@ def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidenc
 
 
 def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
-    """Returns the record with `search.accepted` (False without a score), threshold, error rate and confidence."""
+    """Returns a copy of the record whose `search` also has `accepted`, `threshold`, `error_rate` and `confidence`.
+
+    `accepted` is False if there is no score; `threshold` is null if infinite. Raises ValueError if the record is not a
+    search result, or its score is outside [0, 1].
+    """
     score = _score(_found(record, 1), 1)
     verdict = {
         "accepted": score is not None and score >= threshold.threshold,
@@ -351,13 +376,15 @@ def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
 
 
 def filter_file(input: Path, calibration: Path, output: Path, error_rate: float, confidence: float) -> dict[str, Any]:
-    """Writes the results in `input` with `search.accepted`; returns counts and the threshold.
+    """Writes the results in `input` with `search.accepted` (`accept`); returns counts and the threshold.
 
     The keys are `accepted`, `abstained`, `accepted_wrong` (if known) and `threshold` (null if it accepts no result). It
-    is calibrated on the file `calibration`, as in `calibrate`.
+    is calibrated on the file `calibration`, as in `calibrate`. Each call calibrates anew and replaces `output`, in one
+    step; its folder is created.
 
-    Raises ValueError like `calibrate`, and if a file is empty, or the results were searched differently from the
-    calibration's or share a problem with it.
+    Raises ValueError like `calibrate`, and if a file is empty, the results were searched differently from the
+    calibration's or share a problem with it, or `output` is an input; FileNotFoundError if a file is absent,
+    RecordError for an invalid record.
     """
     check_output(output, input, calibration)
     known, records = (list(read_records(path)) for path in (calibration, input))
@@ -382,7 +409,10 @@ def filter_file(input: Path, calibration: Path, output: Path, error_rate: float,
 
 
 def way_of(record: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """Returns the settings with which a record was searched; an error names it as the i-th, from 1."""
+    """Returns the settings in `search` with which a record was searched, e.g. `method`, `rule`, `policy`, `scorer`.
+
+    Raises ValueError, naming the record as the i-th from 1, if it is not a search result.
+    """
     return {key: value for key, value in _found(record, i).items() if key not in _COSTS}
 
 

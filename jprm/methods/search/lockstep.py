@@ -28,8 +28,11 @@ from jprm.tree import Node, ReasoningTree, path_to
 
 
 class Method(Protocol):
-    """A frozen config with the running method, e.g. `jprm.methods.search.beam.Beam`. `kind` is the record kind to
-    write."""
+    """A frozen config with the running method, e.g. `jprm.methods.search.beam.Beam`.
+
+    `kind` is the record kind to write. `steps` returns a new generator (`Steps`) for one problem's tree; `rule`, e.g.
+    `min`, makes a chain score from step scores.
+    """
 
     kind: ClassVar[Literal["pool", "tree"]]
 
@@ -38,7 +41,7 @@ class Method(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """Search settings.
+    """Search settings. Raises ValueError if one is out of range, or `decided` comes without `choose="majority"`.
 
     Attributes:
       method: a config, e.g. `BestOfN(16)` or `Beam(4, 4)`.
@@ -83,13 +86,15 @@ class _Running:
 def search(
     problems: Iterable[Problem], policy: Policy, scorer: LiveScorer, config: SearchConfig
 ) -> Iterator[tuple[int, GrowingTree]]:
-    """Yields (index, finished search) for every problem, in order of completion.
+    """Yields (index from 0, finished search) for every problem, in order of completion.
 
-    Why it ended is in `ended` of the tree. A failed sample is counted there, and the search continues.
+    Lazy: `config.at_once` problems are read and searched at a time; each round waits for the policy and the scorer. All
+    handles of a yielded tree are released. `tree.ended` is the reason for its end. A failed sample is counted in
+    `tree.failed`, and the search continues.
 
     Raises PolicyError if every sample in a round failed, so the policy seems down. But if it has answered before,
     and at most half the problems that started together (or one) are left, the failures count as theirs: a prefix may
-    have grown too long.
+    have grown too long. Other errors of the policy and the scorer pass.
     """
     numbered = enumerate(problems)
     answered = [False]  # whether the policy ever answered
@@ -216,9 +221,9 @@ def _release(scorer: LiveScorer, tree: GrowingTree, all_nodes: bool = False) -> 
 
 
 class LiveScorer(Protocol):
-    """Scores trees while they grow. A handle is a prefix: a problem, or a step after another handle.
+    """Scores trees while they grow. A handle, an int, is a prefix: a problem, or a step after another handle.
 
-    `tokens` counts the tokens computed so far, without padding.
+    `tokens` counts the tokens computed so far, without padding. Methods wait for the model.
     """
 
     tokens: int
@@ -235,13 +240,17 @@ class LiveScorer(Protocol):
         ...
 
     def release(self, handles: Sequence[int]) -> None:
-        """Frees handles that are never extended again, unless a live descendant needs them."""
+        """Frees handles that are never extended again, unless a live descendant needs them; ignores unknown ones."""
         ...
 
 
 def live_scorer(prm: Any) -> LiveScorer:
-    """Returns the fastest scorer that fits: `LiveTrees` computes every token once. Models that it refuses, rubrics and
-    fused verifiers (by their sources for prefixes) get a `Rescorer`, judges a `LiveJudge`, and `Unscored` stays."""
+    """Returns the fastest scorer that fits `prm`, a model, judge, rubric, fused verifier or `Unscored`.
+
+    `LiveTrees` computes every token once. Models that it refuses, rubrics and fused verifiers (by their sources for
+    prefixes) get a `Rescorer`, judges a `LiveJudge`; `Unscored` is returned unchanged. Raises ValueError for a judge
+    with a window, or a `Comparison`, which scores only whole pools.
+    """
     from jprm.methods.decoding.cache import LiveTrees
 
     if isinstance(prm, Unscored):
@@ -259,7 +268,7 @@ def live_scorer(prm: Any) -> LiveScorer:
 
 
 class Unscored:
-    """A `LiveScorer` without a model, for whole chains and their majority. Every score is NaN."""
+    """A `LiveScorer` without a model, for whole chains and their majority. Every score is NaN, every handle 0."""
 
     name, rule, tokens, identity = "none", "last", 0, {}
 
@@ -276,7 +285,8 @@ class Unscored:
 class Rescorer:
     """A `LiveScorer` over anything with `score_trees`, e.g. `jprm.PRM`: recomputes the path to every new step.
 
-    `tokens` stays 0 if `prm` has no `layout`. `jprm.methods.decoding.cache` computes every token once.
+    `tokens` stays 0 if `prm` has no `layout`. Errors of `score_trees` pass, and the steps then get no handles. The
+    texts of all handles stay in memory. `jprm.methods.decoding.cache` computes every token once.
     """
 
     def __init__(self, prm: Any):
@@ -327,7 +337,8 @@ class LiveJudge(Rescorer):
 
     `tokens` counts generated tokens. `take` returns a step's critiques.
 
-    Raises ValueError for a judge with a window, and PolicyError if all critiques of the new steps failed.
+    The constructor raises ValueError for a judge with a window, `extend` PolicyError if all critiques of the new steps
+    failed. A score is NaN if no critique could be read.
     """
 
     def __init__(self, judge: Judge):
@@ -360,5 +371,8 @@ class LiveJudge(Rescorer):
         return handles, score_P
 
     def take(self, handle: int) -> list[tuple[Critique, Reading]]:
-        """Returns the critiques of the step with this handle and their readings, and forgets them: once per handle."""
+        """Returns the critiques of the step with this handle and their readings, and forgets them.
+
+        Raises KeyError at a second call, or for a problem's handle.
+        """
         return self._judged.pop(handle)

@@ -74,7 +74,10 @@ class MCTS:
 
 
 def puct(value_A: Sequence[float], visits_A: Sequence[int], prior_A: Sequence[float], c_puct: float) -> list[float]:
-    """Returns Q(s, a) + c_puct P(s, a) sqrt(sum_b N(s, b)) / (1 + N(s, a)) for the A actions of one state."""
+    """Returns Q(s, a) + c_puct P(s, a) sqrt(sum_b N(s, b)) / (1 + N(s, a)) for the A actions of one state.
+
+    `value_A` is Q, `visits_A` N and `prior_A` P. Raises ValueError if their lengths differ.
+    """
     root = math.sqrt(sum(visits_A))
     return [q + c_puct * p * root / (1 + n) for q, n, p in zip(value_A, visits_A, prior_A, strict=True)]
 

@@ -71,7 +71,8 @@ class Particles:
 def odds(log_probabilities: Sequence[float], temperature: float) -> list[float]:
     """Returns (p / (1 - p)) ** (1 / temperature), divided by the largest; 0 if log p is NaN.
 
-    If every p is 0 or NaN, all odds are 1. 1 - p is at least 1e-9. The input must not be empty.
+    Each p is given as its natural log. If every p is 0 or NaN, all odds are 1. 1 - p is at least 1e-9. Raises
+    ValueError if the input is empty; `temperature` must be above 0.
     """
     logits = [
         -math.inf if log_p != log_p else log_p - math.log(max(-math.expm1(log_p), 1e-9)) for log_p in log_probabilities
@@ -81,9 +82,10 @@ def odds(log_probabilities: Sequence[float], temperature: float) -> list[float]:
 
 
 def resampled(items: Sequence[int], weights: Sequence[float], n: int, start: float) -> list[int]:
-    """Returns n items by systematic resampling: each occurs n w / sum(w) times, rounded down or up.
+    """Returns n items, in their order, by systematic resampling: each occurs n w / sum(w) times, rounded down or up.
 
-    `start` in [0, 1) is the only random number. The weights must not all be 0.
+    `start` in [0, 1) is the only random number. Raises ZeroDivisionError if all weights are 0, ValueError if there are
+    more or fewer weights than items.
     """
     total, passed, drawn = sum(weights), 0.0, []
     for item, weight in zip(items, weights, strict=True):

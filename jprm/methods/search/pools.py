@@ -39,14 +39,18 @@ Path = str | os.PathLike
 def sample_file(
     policy: Policy, input: Path, output: Path, n: int, *, seed: int = 0, at_once: int = 32, on_error: str = "stop"
 ) -> dict[str, int]:
-    """Writes a pool with n samples for every problem in a file; returns counts, including earlier calls.
+    """Writes a pool (`pool`) with n samples for every problem in a file; returns counts, including earlier calls.
 
-    Counts: `problems`, `samples`, `correct`, `cut`, `tokens`, and `unjudged`, `empty`, `failed` if above 0. Sample j
-    has number `seed + j`. `at_once` problems are sampled together.
+    The counts are `problems`, `samples`, `correct`, `cut` (off), `tokens` (generated), and `unjudged`, `empty`,
+    `failed` if above 0. Sample j, from 0, has number `seed + j`. `at_once` problems are sampled together. Waits for the
+    policy, with a progress bar. Finished pools go to `OUTPUT.part`, locked, beside `OUTPUT.info.json`; `output` appears
+    once complete. The same call continues; if `output` is complete, it only counts.
 
     Raises:
       RecordError: a bad line, for on_error='stop'. With 'skip' it goes to `OUTPUT.rejects`.
-      ValueError: `output`, or its part, belongs to another request; no file is touched.
+      FileNotFoundError: `input` is absent.
+      ValueError: n or at_once is below 1, the input is empty or damaged, or `on_error` is unknown.
+      ValueError: `output`, or its part, belongs to another request or running process; no file is touched.
       PolicyError: all samples in a block failed; the same call continues once the policy answers.
     """
     if n < 1 or at_once < 1:
@@ -144,9 +148,12 @@ def _most_tokens(policy: Policy) -> int:
 
 
 def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Returns a problem's record with its samples; failed ones and ones without steps are only counted.
+    """Returns a problem's pool record: `problem`, `samples`, `answer` if known, and the problem's other keys.
 
-    A sample has `correct` if the problem has an `answer`; a cut-off one has no answer and is incorrect.
+    Failed samples and ones without steps are only counted, in `failed_samples` and `empty_samples` (absent if 0). A
+    sample has `steps`, `answer` (null if cut off or absent), `answer_rule` if there is an answer, `finish_reason` and
+    `tokens`, and, if the policy reports them, `logprob`, `token_ids`, `token_logprobs`, `token_entropies`. It has
+    `correct` if the problem has an `answer`; a cut-off one is incorrect.
     """
     correct: dict[str | None, bool] = {}  # answers repeat
 
@@ -185,7 +192,8 @@ def pool(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
 def shares(counts: Mapping[str, Any]) -> str:
     """Returns e.g. "61.2% correct, 3.0% cut off" from counts of `sample_file`; without `correct` if `unjudged`.
 
-    They are fractions of all samples, 0.0% without any.
+    They are fractions of all samples, 0.0% if there are no samples. Raises KeyError if `samples`, `cut` or, unless
+    `unjudged`, `correct` is absent.
     """
     samples = max(1, counts["samples"])
     parts = [] if counts.get("unjudged") else [f"{counts['correct'] / samples:.1%} correct"]
