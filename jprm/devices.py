@@ -59,7 +59,8 @@ def describe_no_tpu() -> None:
 def quiet_without_tpu(devices: str = "/sys/bus/pci/devices") -> None:
     """Sets `VARIABLES` if no TPU is attached, before jax tries libtpu and falls back to another backend.
 
-    Skipped if there is a TPU, or JAX_PLATFORMS or JAX_FORCE_TPU_INIT request one: errors there are real.
+    Skipped if there is a TPU in the folder of PCI `devices`, or JAX_PLATFORMS or JAX_FORCE_TPU_INIT is set: errors
+    there are real.
     """
     if "JAX_PLATFORMS" in os.environ or "JAX_FORCE_TPU_INIT" in os.environ:
         return

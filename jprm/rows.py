@@ -74,7 +74,7 @@ def padded_sizes(most: int, least: int = 1, factor: int = 2) -> list[int]:
 
 
 def at_slots(x_BSX: Shaped[Any, "B S *X"], slot_BN: Int[Any, "B N"]) -> Shaped[Array, "B N *X"]:
-    """Gathers x at N slots (or tokens) of each row, by indices from 0 to S - 1; one beyond S gives NaN."""
+    """Gathers x at N slots (or tokens) of each row, by indices that must be from 0 to S - 1 (unchecked)."""
     if x_BSX.shape[1] == 1:
         return jnp.repeat(x_BSX, slot_BN.shape[1], axis=1)
     alone = slot_BN.shape == (1, 1)  # taken twice: JAX could not tell how one number of a split axis is split

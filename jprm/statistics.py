@@ -149,7 +149,7 @@ def interval(drawn: Draws, *, fraction: bool = True) -> Interval:
     If not `fraction`: value +- t s. A `fraction` is a mean, ranking probability or score in [0, 1]; it gets Wilson's
     interval (JASA 22, 1927) with the effective sample size n = value (1 - value) / s^2 (Korn & Graubard, Survey
     Methodology 24, 1998). At 0 or 1, where all resamples are equal, n counts the groups. NaN for fewer than two groups.
-    Raises ValueError if a `fraction` is outside [0, 1].
+    Raises ValueError if a `fraction` is outside [0, 1]; NaN passes.
     """
     value, groups = np.asarray(drawn.value, float), drawn.groups
     if fraction and ((value < -TIE) | (value > 1 + TIE)).any():
@@ -234,7 +234,7 @@ class Estimate(NamedTuple):
     over_problems: Interval | None = None
 
     def half(self, level: float) -> float:
-        """Returns the half-width of the interval that holds the mean at this level, NaN if no variance is known."""
+        """Returns the half-width of the interval at this level, e.g. 0.95; NaN if no variance is known."""
         of_terms = [math.sqrt(v) * scipy.special.stdtrit(freedom, (1 + level) / 2) for v, freedom in self.terms]
         return math.hypot(*of_terms) if self.terms else math.nan
 
@@ -259,7 +259,7 @@ class Estimate(NamedTuple):
 
 
 def mean_of_runs(runs: Sequence[Draws], *, fraction: bool) -> Estimate:
-    """Returns a statistic's mean over runs with different seeds, tested on the same problems.
+    """Returns a statistic's mean over runs (at least one) with different seeds, tested on the same problems.
 
     The runs' draws must share their resamples (`draws`). The variance of the mean m over S runs covers drawing both
     runs and problems, in the limit of many draws and without its bias for few runs: s^2 / S (S - 1 degrees of freedom),

@@ -42,7 +42,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +99,8 @@ def check_part(
       tokenise: replaces `jprm.token_tree.token_tree`, e.g. for samples of reinforcement learning.
       only: names of checks. Default: all in `CHECKS`.
 
-    Raises AssertionError, with the checks, if one fails or differs beyond its tolerance, and ValueError as `examine`.
+    It compiles many small programs, and writes only to a temporary folder. Raises AssertionError, with the table, if a
+    check fails or differs beyond its tolerance, and errors as `examine`.
     """
     report = examine(experiment, settings, trees=trees, tokenise=tokenise, only=only)
     print(report)
@@ -111,7 +112,11 @@ def examine(
     experiment: Experiment | str | os.PathLike, settings: Sequence[str] = (), *, trees: Sequence[ReasoningTree] = (),
     tokenise: Callable[[ReasoningTree], TokenTree] | None = None, only: Iterable[str] = (),
 ) -> PartReport:  # fmt: skip
-    """Returns the report of `check_part`. Raises ValueError for an unknown check or setting, but not if one fails."""
+    """Returns the report of `check_part`, a row for each of `only` in order; a check's own errors are in its row.
+
+    Raises ValueError for an unknown check or setting, or parts that do not fit together; errors of the file as
+    `jprm.experiment.load`.
+    """
     if not isinstance(experiment, Experiment):
         experiment = load(experiment)
     names = tuple(only) or tuple(CHECKS)
@@ -130,10 +135,10 @@ class CheckResult:
     """A check's result: ok, differs, fails (raised an error), refused (by jprm, for the part) or not applicable."""
 
     check: str
-    status: str
-    difference: float | None = None
+    status: Literal["ok", "differs", "fails", "refused", "not applicable"]
+    difference: float | None = None  # as `difference`; None unless ok or differs, and so is `tolerance`
     tolerance: float | None = None
-    note: str = ""
+    note: str = ""  # the reason, or the first line of the error
     error: Exception | None = None
 
     @property
@@ -185,7 +190,8 @@ class Refused(Exception):
 
 
 def asked(function: Callable, *arguments: Any) -> Any:
-    """Calls a function that runs none of the part's code. Raises Refused for its ValueError or NotImplementedError."""
+    """Returns function(*arguments), which must not run the part's code. Raises Refused for its ValueError or
+    NotImplementedError."""
     try:
         return function(*arguments)
     except (NotImplementedError, ValueError) as error:
@@ -193,10 +199,10 @@ def asked(function: Callable, *arguments: Any) -> Any:
 
 
 def difference(actual: Any, expected: Any) -> float:
-    """Returns the largest difference between two trees of arrays, each relative to its largest value.
+    """Returns the largest difference of two equal pytrees of arrays, each relative to its largest expected value.
 
     An array counts as if its largest value were at least a hundredth of the largest in the tree: a value that is 0
-    but for rounding has no digits. A number that is not finite gives infinity.
+    but for rounding has no digits. A number that is not finite gives infinity. Raises ValueError for other shapes.
     """
     pairs = [
         (np.asarray(a, np.float64), np.asarray(b, np.float64))
@@ -213,7 +219,10 @@ def difference(actual: Any, expected: Any) -> float:
 
 
 class CheckedPart:
-    """An experiment's parts with random parameters and small trees. Values for several checks are computed once."""
+    """An experiment's parts with random parameters and small trees. Values for several checks are computed once.
+
+    A tokenizer and a run are written to `folder`, which must exist. A property raises NotApplicable if there is none.
+    """
 
     def __init__(self, experiment: Experiment, folder: pathlib.Path, trees, tokenise):
         byte_tokenizer(folder)
@@ -241,7 +250,7 @@ class CheckedPart:
         self.longest = max(map(longest_chain, self.token_trees))
 
     def row(self, name: str) -> CheckResult:
-        """Runs a check; an error is its result."""
+        """Runs the check of this name in `CHECKS`; its error becomes the result's."""
         tolerance, check = CHECKS[name]
         try:
             value = check(self)
@@ -293,7 +302,7 @@ class CheckedPart:
         return pack(trees or self.token_trees, size, size, too_long="error", chains=chains, siblings=siblings)
 
     def batches(self, rows: Rows, count: int = ROWS) -> list[Rows]:
-        """Returns the rows, padded to one shape so that one program computes all."""
+        """Returns batches with `count` rows each, padded to one shape so that one program computes all."""
         B, T = len(rows.tokens), self.tokens
         wide = empty_rows(-(-B // count) * count, T, T, tuple(rows.extras))
         for target, x in zip(jax.tree.leaves(wide), jax.tree.leaves(rows), strict=True):
@@ -301,7 +310,10 @@ class CheckedPart:
         return [jax.tree.map(lambda x, b=b: x[b : b + count], wide) for b in range(0, len(wide.tokens), count)]
 
     def sums(self, rows: Rows, mesh: jax.sharding.Mesh | None = None) -> tuple[dict[str, Any], Any]:
-        """Returns summed loss, count and metrics, and their gradients, as host arrays."""
+        """Returns ({"loss", "count", metrics by name}, the loss's gradient by parameter): sums as float64 host arrays.
+
+        `mesh` is by default of one device.
+        """
         params, mesh = self.placed_on_one if mesh is None else self.placed(mesh), mesh or self.mesh
         with jax.set_mesh(mesh):
             totals = [sums_of(self.objective, self.task, params, put_rows(rows, mesh)) for rows in self.batches(rows)]
@@ -312,7 +324,7 @@ class CheckedPart:
         return self.sums(self.packed().rows)
 
     def apart(self, sums: tuple[dict[str, Any], Any]) -> float:
-        """Returns the largest difference from the whole trees' gradient and metrics (if packing cannot change them)."""
+        """Returns the largest `difference` of `self.sums(...)` from that of whole trees, without `OF_A_BATCH`."""
         (values, gradient), (expected, expected_gradient) = sums, self.whole
         named = [{name: x for name, x in metrics.items() if name not in OF_A_BATCH} for metrics in (values, expected)]
         alone = [difference(x, y) for x, y in zip(*map(dict.values, named), strict=True)]
@@ -337,7 +349,10 @@ class CheckedPart:
 
     @functools.cached_property
     def run(self) -> tuple[pathlib.Path, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Trains two steps, with a checkpoint between; returns the folder, the parameters and the continuation's."""
+        """Trains two steps, with a checkpoint between, in `folder`/run, then the second again from the checkpoint.
+
+        The run's folder, its flat parameters, and those after the continuation.
+        """
         if self.experiment.reference:
             plain = dataclasses.replace(self.experiment, reference="", objective="jprm.testing:level",
                                         objective_options={})  # fmt: skip
@@ -369,7 +384,7 @@ class Nowhere:
 
 
 def level(params: dict[str, Any], rows: Rows, config: ObjectiveConfig):
-    """Returns the sum of first logits: an objective for any head, whose run is a check's reference."""
+    """An objective (loss sum, weight sum, {}) for any head, the sum of first logits; its run is a check's reference."""
     logit_BSC = transformer.step_logits(params["model"], config.model, rows)
     return jnp.sum(rows.weight * logit_BSC[..., 0]), jnp.sum(rows.weight), {}
 
@@ -385,7 +400,7 @@ def sums_of(objective: Objective, task: ObjectiveConfig, params: dict[str, Any],
 
 
 def places_of(model: ModelConfig, mesh: jax.sharding.Mesh) -> Any:
-    """Returns the sharding of each parameter on the mesh, the user's own included."""
+    """Returns the sharding of each parameter on the mesh, in the parameters' nested form."""
     with jax.set_mesh(mesh):
         shapes = jax.eval_shape(lambda: transformer.init(model, jax.random.key(0)))
     return jax.tree.map(lambda x: jax.NamedSharding(mesh, x.sharding.spec), shapes)
@@ -396,14 +411,14 @@ def put(arrays: Any, places: Any) -> Any:
 
 
 def random_parameters(model: ModelConfig, seed: int) -> dict[str, Any]:
-    """Returns initial parameters as host arrays, varied."""
+    """Returns initial parameters as nested float32 host arrays, changed by `varied_parameters`."""
     with jax.set_mesh(make_mesh(MeshConfig(), jax.devices()[:1])):
         params = jax.jit(transformer.init, static_argnums=0)(model, jax.random.key(seed))
     return varied_parameters(params, model, seed)
 
 
 def varied_parameters(params: Mapping[str, Any], model: ModelConfig, seed: int) -> Any:
-    """Multiplies parameters by 0.5 to 1.5 and replaces zeros by random numbers, so that each one matters."""
+    """Returns float32 host arrays: parameters times 0.5 to 1.5, and random instead of 0, so that each one matters."""
     rng = np.random.default_rng(seed)
 
     def varied(x: Any) -> np.ndarray:
@@ -414,7 +429,10 @@ def varied_parameters(params: Mapping[str, Any], model: ModelConfig, seed: int) 
 
 
 def random_trees(experiment: Experiment, count: int = 3, nodes: int = 6) -> list[ReasoningTree]:
-    """Returns trees that branch anywhere, with labels, outcomes and extras for the experiment; some have no extra."""
+    """Returns `count` trees of `nodes` nodes, with labels, outcomes and (most nodes) extras for the experiment.
+
+    They branch anywhere, and are the same at every call.
+    """
     rng, target = np.random.default_rng(0), experiment.target
     labels = {"rating": (-1.0, 0.0, 1.0), "correctness": (0.0, 1.0)}.get(target.labels, (0.0, 0.25, 0.75, 1.0))
     extras = {*experiment.data.extras, *filter(None, [experiment.data.weight])}
@@ -436,7 +454,8 @@ def random_trees(experiment: Experiment, count: int = 3, nodes: int = 6) -> list
 
 
 def byte_tokenizer(folder: pathlib.Path) -> None:
-    """Writes a tokenizer with one token per byte to an existing folder. Byte 0 ends a text; ids are not byte values."""
+    """Writes tokenizer.json and its config, one token per byte, to an existing folder. Byte 0 ends a text; ids are not
+    byte values."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -609,7 +628,10 @@ CHECKS: dict[str, tuple[float, Callable[[CheckedPart], float]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with `arguments`, by default the process's; returns 1 if a check is wrong, 2 for bad input."""
+    """Runs the command with `arguments`, by default the process's, and prints the table.
+
+    Returns 0, 1 if a check is wrong, 2 for bad input; wrong arguments exit by SystemExit(2).
+    """
     parser = argparse.ArgumentParser("python -m jprm.testing", description="Prints the table of `check_part`.")
     parser.add_argument("experiment", help="a file with a function experiment()")
     parser.add_argument("--set", nargs="*", default=[], metavar="FIELD=VALUE", help="changes, as for `jprm train`")

@@ -84,8 +84,8 @@ class MetricsFile:
 class Log:
     """Sums metrics over `log_every` steps and writes them to a JSON line, the progress bar and the trackers.
 
-    Every process sums, because every process must notice divergence. Process 0 writes. As a context manager, it shows
-    the bar and reports the run's end to the trackers.
+    Every process sums, because every process must notice divergence, and calls the callbacks. Process 0 writes. As a
+    context manager, it shows the bar and reports the run's end to the trackers.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Log:
             self.sum, self.steps, self.skipped, self.since, self._times = None, 0, 0, now, []
 
     def write_losses(self, step: int, report: PackReport, pairs: bool | Literal["problem"]) -> None:
-        """Writes a line with `truncated_labels` and `pairs_lost` since training began, if above 0, in all processes.
+        """Writes a line with `truncated_labels` and `pairs_lost` since training began, each if above 0, as `write`.
 
         `pairs`: whether the objective compares alternatives, or all steps of a "problem".
         """
