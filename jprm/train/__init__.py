@@ -324,7 +324,7 @@ def _evaluate(objective: Objective, params: dict[str, Any], rows: Rows, config: 
 def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
     """Trains to `experiment.steps`, from the newest checkpoint in `workdir` if there is one.
 
-    Returns the last value of each metric in `metrics.jsonl` (process 0: of earlier starts too), and `step`, also written
+    Returns the last value of each metric in `metrics.jsonl` (process 0: also earlier starts), and `step`, also written
     to `result.json`. Every process calls every callback with each new line of `metrics.jsonl` as a dict. If all steps
     are done, it trains none.
 
