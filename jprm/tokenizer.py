@@ -77,7 +77,7 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Writes files to an existing folder, from which `load_tokenizer` must make a tokenizer with equal ids."""
+        """Writes files atomically to the folder, made if absent; `load_tokenizer(folder)` must give equal ids."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class JsonTokenizer:
             return self.inner.encode(_checked(text), add_special_tokens=False).ids
 
     def encode_control(self, text: str, special: bool) -> list[int]:
-        """Encodes a trusted text with special tokens parsed; `special` adds e.g. bos around it."""
+        """Returns a trusted text's ids, with special tokens parsed; `special` adds e.g. bos around it."""
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             return self._control.encode(_checked(text), add_special_tokens=special).ids
 
@@ -473,7 +473,7 @@ class TemplateLayout:
 
     @property
     def end_of_step(self) -> int | None:
-        """The token at every step's end, if the template names one."""
+        """The id of the token at every step's end, or None if the template names none."""
         return self.ids.get(self._cut(self.later[-1])[-1])
 
     def _filled(self, pieces: Sequence[list[int] | tuple[str, bool]], values: Mapping[str, str]) -> list[int]:

@@ -86,7 +86,7 @@ class ReasoningTree:
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas for the tools in the system message."""
+        """JSON schemas for the tools in the system message, or ()."""
         return self.extra.get("tools") or ()
 
     @property

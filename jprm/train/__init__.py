@@ -71,7 +71,8 @@ class Position(Protocol):
 
 
 class Trainer:
-    """Trains one experiment. Leaving its `with` block waits for checkpoints and releases the folder.
+    """Trains one experiment. Leaving its `with` block waits for checkpoints and releases the folder. Every process of
+    a run must make the same calls.
 
     Args:
         workdir: the run's folder, local or in a bucket, made if absent; experiment.json, digests and the tokenizer are

@@ -43,11 +43,13 @@ from jprm.tree import ReasoningTree, tree_of
 def own_batches(
     experiment: Experiment, files: Sequence[str], mesh: Mesh, tokenizer: Tokenizer, *, once: bool = False
 ) -> Streams:
-    """Returns this process's rows of batches (A, B, ...): shuffled and endless, or with `once` in file order.
+    """Returns this process's numpy rows of batches (A, B, ...), B = `micro_rows`: shuffled and endless.
+
+    With `once` they are in file order, the last batch filled up with empty rows.
 
     Every process must call it; process 0 writes `data.cache` first. Raises FileNotFoundError or ValueError as
-    `data.load`, and ValueError for an empty file or a mix of shards and records; while iterating, as `tokens_of` and
-    `pack`.
+    `data.load`, ValueError for an empty file or a mix of shards and records, and as `tokens_of` and `pack`, mostly
+    while iterating.
     """
     config, layout = experiment.data, native_layout(tokenizer)
     sources = _sources(experiment, files, layout)  # once for all streams, which some processes have more of
@@ -160,7 +162,7 @@ def trees_depend_on(experiment: Experiment, layout: Layout) -> dict[str, Any]:
 
 
 def check_supervision(experiment: Experiment) -> None:
-    """Raises ValueError if the target does not take `data.supervise`'s labels."""
+    """Raises ValueError if `data.supervise`, `data.extras`, the target and the model's steps do not fit together."""
     supervise, target = experiment.data.supervise, experiment.target
     if supervise != "step" and target.labels == "rating":
         raise ValueError(
@@ -352,7 +354,7 @@ class Streams:
 
     @property
     def report(self) -> PackReport:
-        """All streams' packing counts since training began. Every process must call this."""
+        """All streams' packing counts since training began. Every process must call this, and waits for the others."""
         counts = self._shared({k: count_K.tolist() for k, count_K in self._counts.items()})
         return sum((PackReport(*count_K) for count_K in counts), start=PackReport())
 
@@ -440,7 +442,7 @@ class Endless(Protocol):
     """Token trees in their own order, e.g. from shards."""
 
     def stream(self, seed: int, stream: tuple[int, int]) -> grain.MapDataset[TokenTree]:
-        """Returns the endless trees of `stream` (k, n): the k-th of n streams, from 0."""
+        """Returns the endless trees of `stream` (k, n), the k-th of n streams from 0, shuffled by `seed`."""
         ...
 
 
