@@ -187,9 +187,10 @@ class Implicit:
     def of_log_probs(
         self, log_BS: Float[Array, "B S"], reference_BS: Float[Array, "B S"], rows: Rows, config: ObjectiveConfig
     ) -> tuple[Scalar, Scalar, dict]:
-        """Returns (loss sum, count, metrics) from both models' chain log-probabilities up to every step.
+        """Returns (loss sum, count, metrics) from both models' log-probabilities of each step's chain.
 
-        The metrics are `scores` and, with loss="dpo", `pair_accuracy`.
+        They are sums over its `scored_tokens` up to the step's end, without the problem. The metrics are `scores` and,
+        with loss="dpo", `pair_accuracy`.
         """
         target_BS, weight_BS = targets(rows, config.target)
         # A step that no labelled chain goes through is not computed.

@@ -22,7 +22,7 @@ _START_S = 120.0  # importing SymPy takes seconds on a busy machine
 
 
 class Worker:
-    """Runs a module that ends in `serve(prepare)`, e.g. "mypackage.answers". Thread-safe.
+    """Runs an installed module that ends in `serve(prepare)`, e.g. "mypackage.answers". Thread-safe.
 
     Each process answers one question at a time, and starts when all others are busy. If `most` are, the next question
     waits. Processes end with the program.

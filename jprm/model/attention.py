@@ -48,10 +48,10 @@ class Implementation:
 
     plan: (until (B, T), position (B, T), config) to anything that `attend` needs to know about the rows. It is computed
         once for all layers. It should raise ValueError if the row length is not supported.
-    attend: (q (B, T, K, G, H), k (B, S, K, H), v (B, S, K, H), plan, config, window) to (B, T, K, G, H): grouped-query
-        attention with a softmax in float32. `window` is in positions; None means no window.
-    refuses: (config, backend, context) to the reason why the model, the backend (None: any) or rows in `context` parts
-        are not supported, or None; by default parts are not.
+    attend: (q (B, T, K, G, H), k and v (B, S, K, H), plan, config, window) to (B, T, K, G, H), by a float32 softmax. It
+        must scale q by `config.query_scale`, cap (`capped`) and mask. `window` is in positions; None: no window.
+    refuses: (config, backend, context) to None, or the reason why the model, the backend (None: any) or rows in
+        `context` parts are not supported; by default parts are not.
     backend: the platform on which it is fast, e.g. "tpu"; "" for all. Elsewhere `suited` replaces it.
     chain_rows: whether a row must hold one chain; the packer then packs single chains.
     flat: whether projections merge rows and tokens into one axis, and queries, keys and values into one product. That
@@ -212,7 +212,7 @@ def attend_in_blocks(
     window: Int[Array, ""] | None = None,
     at_once: bool = False,
 ) -> Float[Array, "B T K G H"]:
-    """Attends `config.attention_block` queries at a time, or all `at_once`; `window` (None: all) is in positions."""
+    """Attends as `Implementation.attend`, `config.attention_block` queries at a time, or all `at_once`."""
     rows = dataclasses.replace(rows, window=window)
     # Heads before tokens and one contiguous matrix a key-value head: the products are then plain matrix products.
     q_BKGTH = q_BTKGH.transpose(0, 2, 3, 1, 4) * config.query_scale

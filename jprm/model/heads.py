@@ -138,7 +138,7 @@ class Head:
 
     @property
     def classifier(self) -> bool:
-        """Whether channels are softmax classes or independent sigmoids, like other libraries' classifiers."""
+        """Whether channels are softmax classes or named sigmoids, like other libraries' classifiers; not `scalar`."""
         score = self.readout.score if self.readout else None
         return isinstance(score, Weighted) and (score.activation == "softmax" or self.target == NAMED)
 
@@ -165,7 +165,7 @@ def token_log_probability(logit_BSV: Array, token_BS: Array) -> Float[Array, "B 
 
 
 def class_log_probability(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns log softmax(logits)[class]."""
+    """Returns log softmax(logits)[class]; 0 for a class out of range."""
     log_BSC = jax.nn.log_softmax(logit_BSC, axis=-1)
     chosen_BSC = jax.nn.one_hot(target_BS.astype(jnp.int32), logit_BSC.shape[-1], dtype=log_BSC.dtype)
     return jnp.sum(chosen_BSC * log_BSC, axis=-1)
@@ -206,8 +206,8 @@ def _upper(logit_BSC: Array) -> Float[Array, "*B"]:
 def quantile_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
     """Returns the mean's t log p + (1 - t) log(1 - p), less the quantiles' pinball losses.
 
-    Pinball losses are negative log-likelihoods of asymmetric Laplace distributions (Koenker and Machado 1999). They
-    train the quantiles' distances from the mean, and leave the mean alone.
+    Channels are the mean's log-odds and two distances, `mean`, `below`, `above`. Pinball losses are negative
+    log-likelihoods of asymmetric Laplace distributions (Koenker and Machado 1999); they leave the mean alone.
     """
     around_BSC = jnp.concatenate([jax.lax.stop_gradient(logit_BSC[..., :1]), logit_BSC[..., 1:]], axis=-1)
     loss_BS = sum(
@@ -218,7 +218,7 @@ def quantile_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, 
 
 
 def ensemble_log_likelihood(logit_BSC: Array, target_BS: Array) -> Float[Array, "*B"]:
-    """Returns the mean over members of t log p + (1 - t) log(1 - p).
+    """Returns the mean over members, one channel each, of t log p + (1 - t) log(1 - p).
 
     Each member learns alone; all share and train one decoder (Lakshminarayanan et al. 2017, arXiv 1612.01474).
     """
@@ -269,10 +269,10 @@ UNREAD = Readout(score=lambda logit_BSC: jnp.full(logit_BSC.shape[:-1], jnp.nan)
 
 
 def find(name: str) -> Head:
-    """Returns the head by this name, or from `module:NAME`. Raises ValueError if there is none, or as `of_names`.
+    """Returns the head in `HEADS`, e.g. `binary`, or `module:NAME`. Raises ValueError if unknown, or as `of_names`.
 
-    `channels=N` is a head with N (1 to 9999) uninterpreted channels, e.g. for a published model's adapter; scores NaN.
-    `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have one output per name; the first is the score.
+    `HEADS`: binary, ternary, scalar, language, quantile, ensemble. `channels=N` has N (1 to 9999) uninterpreted logits,
+    scored NaN. `sigmoid=NAME,NAME,...` and `softmax=NAME,NAME,...` have an output per name; the first is the score.
     """
     if match := re.fullmatch(r"(sigmoid|softmax)=(\w+(?:,\w+)+)", name):
         return of_names(cast(Any, match[1]), tuple(match[2].split(",")))

@@ -89,8 +89,8 @@ class Attending:
     """`Kind.cached` of attention with another rule than the softmax (`jprm.methods.layers.attending`).
 
     attend: (q (B, T, K, G, H), k and v (B, S, K, H), seen (B, T, S), behind (B, T, S), w, config) to (B, T, K, G, H).
-        `seen` marks the visible keys, `behind` counts positions from key to query, `w` the `weights` by role.
-        Every device calls it with its own rows and heads.
+        q is rotated but unscaled (`attending.logits` scales and caps). `seen` marks the visible keys, `behind` counts
+        positions from key to query, `w` has `weights` by role. Each device calls it with its own rows and heads.
     """
 
     attend: Callable[..., Array]
@@ -111,8 +111,8 @@ class Kind:
 
     weights: parameters by role. Roles must be unique among a model's kinds; a norm's role must end with "norm".
     sizes: (config) to the letters' sizes in `weights`.
-    apply: (x (B, T, D), w, plan, settings, config) to the addition to the residual stream, and named numbers to sum
-        over layers and tokens ({} for most). `w`: the layer's parameters in the computation dtype; `settings`: the
+    apply: (normed x (B, T, D), w, plan, settings, config) to the addition to the residual stream, and named numbers to
+        sum over layers and tokens ({} for most). `w`: the layer's parameters in the computation dtype; `settings`: the
         layer's entry in `settings`.
     plan: (position (B, T), until (B, T), config) to anything that `apply` needs to know about the rows, computed once
         for all layers. If `apply` derives large arrays from the plan alone, such as masks, it must tie them to the
@@ -179,7 +179,7 @@ def spans(config: ModelConfig) -> Iterator[tuple[int, int]]:
 
 
 def places(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[int, ...]]:
-    """Returns {role or kind's name: layers that have it} for layers first..stop-1."""
+    """Returns {role or kind's name: layers that have it}, in the model's numbering, for layers first..stop-1."""
     having: dict[str, tuple[int, ...]] = {}
     for layer in range(first, stop):
         for name in (*roles(config, layer), *kinds_of(config, layer)):
@@ -194,13 +194,13 @@ def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns {kernel: FLOPs per call} for one device's `rows` rows of `tokens` tokens; `split`: {mesh axis: size}."""
+    """Returns {kernel: FLOPs per call} for one device's `rows` rows of `tokens` tokens; `split`: all axes' sizes."""
     by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 
 
 def weight_of(role: str) -> Weight:
-    """Returns jprm's own parameter of this role. Raises KeyError if there is none."""
+    """Returns jprm's own layer parameter with this role. Raises KeyError if there is none."""
     if role in NORMS:
         return NORM
     for name in ("attention", "dense", *KINDS):  # the others are imported for a role that these two have not
@@ -210,7 +210,7 @@ def weight_of(role: str) -> Weight:
 
 
 def builtin() -> dict[str, Weight]:
-    """Returns all registered kinds' parameters, by role."""
+    """Returns the parameters in all `KINDS`, by role; a user's own are not included."""
     return dict.fromkeys(NORMS, NORM) | {role: x for name in KINDS for role, x in find(name).weights.items()}
 
 
@@ -258,7 +258,7 @@ def activated(gate: Float[Array, "*B F"], config: ModelConfig) -> Float[Array, "
 
 
 def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], config: ModelConfig) -> dict[str, Array]:
-    """Returns a kind's parameters `w`, gathered on every device; `weights` declares them by role.
+    """Returns a kind's parameters `w`, gathered along `embed` only; `weights` declares them by role.
 
     Without rematerialisation it gathers nothing: the gathered weights of all layers would wait for the backward pass.
     """

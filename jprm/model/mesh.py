@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jprm import multihost
+from jprm.model.config import ModelConfig
 from jprm.rows import PER_TOKEN, Rows, at_slots, empty_rows
 
 MESH_AXES = ("data", "fsdp", "tensor", "context", "expert")
@@ -85,9 +86,8 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
     """Returns the PartitionSpec for an array with these logical axes. None and unknown names are not split.
 
-    `context` and `expert` are omitted if the mesh (by default the current one) has size 1 along them.
-
-    Raises ValueError if one mesh axis would split two array axes.
+    Names (`RULES`): batch, replicas, tokens, embed, vocab, kv_heads, mlp, experts. `context` and `expert` are omitted
+    if the mesh (by default the current one) has size 1 along them. Raises ValueError if a mesh axis splits two axes.
     """
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     left_out = [axis for axis in ("context", "expert") if dict(mesh.shape).get(axis, 1) == 1]
@@ -110,7 +110,7 @@ def without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> s
 
 
 def sharding(*axes: str | None) -> P | None:
-    """Returns `spec`, or None without an explicit mesh, so that model code also runs in a shard_map."""
+    """Returns `spec` (which lists the names), or None without an explicit mesh, e.g. in a shard_map."""
     return spec(*axes) if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types else None
 
 
@@ -153,15 +153,14 @@ def abstract_rows(mesh: Mesh | AbstractMesh, *lead: int, tokens: int, slots: int
 
 
 def put_rows(rows, mesh: Mesh, lead: int = 0) -> Any:
-    """Returns host arrays put on the mesh: `Rows` by `row_places`, others split over their rows, after `lead` axes."""
+    """Puts whole host arrays, equal in all processes, on the mesh: `lead` axes, then rows; `Rows` by `row_places`."""
     if isinstance(rows, Rows):
         return jax.tree.map(lambda place, arrays: put(arrays, place), row_places(mesh, lead), rows)
     return put(rows, NamedSharding(mesh, spec(*(None,) * lead, "batch")))
 
 
 def put(arrays, place: NamedSharding) -> Any:
-    """Returns equal host arrays of all processes, put on the mesh as `place` shards them, each only its own parts.
-    (`jax.device_put` compares first.)"""
+    """Puts whole host arrays, equal in all processes, on the mesh by `place`. (`jax.device_put` compares first.)"""
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
 
@@ -172,7 +171,7 @@ def gathered(arrays):
     )
 
 
-def mesh_by_heads(config, devices=None) -> Mesh:
+def mesh_by_heads(config: ModelConfig, devices=None) -> Mesh:
     """Returns a mesh over `devices` (by default this process's) in which sampling sends no weights.
 
     `tensor` is the largest device count that divides heads, MLP and vocabulary; `data` is the rest. If there are fewer
@@ -183,7 +182,7 @@ def mesh_by_heads(config, devices=None) -> Mesh:
     return make_mesh(MeshConfig(data=-1, fsdp=1, tensor=tensor), devices)
 
 
-def _divides(config, tensor: int) -> bool:
+def _divides(config: ModelConfig, tensor: int) -> bool:
     repeated = math.lcm(config.kv_heads, tensor)
     if set(config.mixers) - {"attention"} and repeated > config.kv_heads:
         return False
@@ -196,8 +195,8 @@ def own_mesh(mesh: Mesh) -> Mesh:
     return mesh if multihost.count() == 1 else make_mesh(devices=jax.local_devices())
 
 
-def check_mesh(config, mesh: Mesh, rows: int, tokens: int = 0) -> None:
-    """Raises ValueError, naming the field, if the mesh does not divide a micro-batch's rows, `tokens` or the model."""
+def check_mesh(config: ModelConfig, mesh: Mesh, rows: int, tokens: int = 0) -> None:
+    """Raises ValueError if the mesh does not divide all `rows` of a micro-batch, `tokens` (0: any) or the model."""
     _, fsdp, tensor, context, expert = (mesh.shape[axis] for axis in MESH_AXES)
     if expert > 1 and not config.experts.count:
         raise ValueError(f"mesh.expert={expert} splits experts, but the model is dense; set mesh.expert=1")

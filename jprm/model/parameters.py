@@ -25,8 +25,8 @@ from jprm.options import find_part
 def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
     """Splits nested parameters into (trained, frozen) flat dicts {path: array}, e.g. at "decoder/layers_0/query".
 
-    `freeze` ("": none) and `only` are searched in paths. A parameter is frozen if `freeze` matches it or `only` does
-    not. Raises ValueError if `freeze` matches no parameter, or all are frozen.
+    `freeze` ("": none) and `only` ("": all) are regular expressions, searched in paths. A parameter is frozen if
+    `freeze` matches or `only` does not. Raises ValueError if `freeze` matches no parameter, or all are frozen.
     """
     flat = flatten_dict(params, sep="/")
     matched = {path for path in flat if freeze and re.search(freeze, path)}
@@ -38,15 +38,15 @@ def split(params: dict, freeze: str, only: str = "") -> tuple[dict, dict]:
 
 
 def check_matches(field: str, pattern: str, paths: Iterable[str]) -> None:
-    """Raises ValueError, naming the option `field` and listing the paths, if the pattern matches none of them."""
+    """Raises ValueError, naming the option `field` and listing the paths, if the regular expression is in none."""
     if not any(re.search(pattern, path) for path in paths):
         raise ValueError(f"{field}={pattern!r} matches no parameter; paths are {', '.join(sorted(paths))}")
 
 
 def new_parameters(path: object, lacking: Collection[str], pattern: str) -> set[str]:
-    """Returns the parameters without weights, which start at random: all `lacking` ones, which `pattern` must match.
+    """Returns the `lacking` parameters, to start at random; the regular expression `pattern` must be in all.
 
-    Raises ValueError, naming `path`, if `pattern` misses a `lacking` path or matches no parameter.
+    "" if there are none. Raises ValueError, naming the model `path`, if it misses one or matches none of them.
     """
     new = {name for name in lacking if pattern and re.search(pattern, name)}
     if rest := sorted(set(lacking) - new):
@@ -79,7 +79,7 @@ def summed_axes() -> dict[str, tuple[int, ...]]:
 
 @functools.cache
 def wide() -> set[str]:
-    """Returns the roles that stay float32 in every dtype. Cached."""
+    """Returns jprm's own roles that stay float32 in every dtype. Cached."""
     return {"final_norm"} | {role for role, weight in layers.builtin().items() if weight.wide}
 
 
@@ -188,9 +188,9 @@ def products() -> dict[str, str]:
 
 
 def init_adapters(config: LoraConfig, model: ModelConfig, freeze: str, key: Array) -> dict[str, Array]:
-    """Returns sharded float32 {matrix path + `A` or `B`: array}: A uniform in +-1/sqrt(in), B zero, as in PEFT.
+    """Returns sharded float32 arrays by path, e.g. `decoder/layers_0/query_lora_a`, uniform in +-1/sqrt(in).
 
-    Raises ValueError if `targets` matches no matrix, or `freeze` matches all.
+    `..._lora_b` is 0, as in PEFT. Raises ValueError if `targets` matches no matrix, or `freeze` matches all.
     """
     stacks = [layers.stacks(model, *span) for span in layers.spans(model)]
     matrices = {  # a group's in the order of `products`: they are numbered for random keys
@@ -296,12 +296,12 @@ PEAK = {
     "NVIDIA B200": 2250e12, "NVIDIA L4": 121e12, "NVIDIA A10": 125e12, "NVIDIA GeForce RTX 3090": 71e12,
     "NVIDIA GeForce RTX 4090": 165.2e12, "NVIDIA GeForce RTX 5090": 209.5e12,
 }  # fmt: skip
-"""Published bfloat16 FLOPs per second and device, by the first words of jax's device kind (a GeForce's: all). Sources:
+"""Dense bfloat16 FLOPs per second and device, by the first words of jax's device kind (a GeForce's: all). Sources:
 `jprm.apps.plan.topologies`. A TPU7x chip is two devices."""
 
 
 def peak(device_kind: str) -> float | None:
-    """Returns the published FLOPs per second of a device kind (e.g. `TPU v4`), or None if unknown, e.g. for a CPU."""
+    """Returns a jax device kind's dense bfloat16 FLOPs per second (e.g. `TPU v4`: 275e12), or None, e.g. for a CPU."""
     words = device_kind.replace("-", " ")
     kinds = [x for x in PEAK if device_kind == x or (words.startswith(f"{x} ") and "RTX" not in x)]  # not a 3090 Ti
     return PEAK[max(kinds, key=len)] if kinds else None
@@ -318,7 +318,7 @@ def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
 
 def model_flops(model: ModelConfig, trained: Collection[str], rows: int, tokens: int, slots: int) -> float:
     """Returns the FLOPs to update the `trained` paths ([]: to score) on all `rows` rows, each with `tokens` tokens and
-    `slots` steps, without adapters'."""
+    `slots` steps, without adapters' and recomputation."""
     groups = range(len(model.layer_groups))
     in_group = [[path for path in trained if path.startswith(f"decoder/layers_{i}/")] for i in groups]
     first = next((i for i in groups if in_group[i]), len(model.layer_groups))

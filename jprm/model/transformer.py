@@ -87,7 +87,7 @@ def embed(tokens_BT: Int[Array, "B T"], embed_VD: Float[Array, "V D"], config: M
 
 
 def cast_weights(layer: Mapping[str, Any], config: ModelConfig, index: int) -> dict[str, Array]:
-    """Returns layer `index`'s parameters by role in the computation dtype; norms become float32 factors."""
+    """Returns layer `index`'s (unstacked) parameters by role in the computation dtype, norms as float32 factors."""
 
     def of_role(role: str, weight: Weight) -> Array:
         if weight.value is None:
@@ -111,8 +111,8 @@ REMAT = {
 def block(x_BTD, layer: Mapping[str, Any], apply: Callable[..., tuple], config: ModelConfig, index: int):
     """Applies one layer to (B, T, D): the mixer, then the MLP. Each has a norm before, after, or both, and a skip.
 
-    `apply` maps (kind name, x (B, T, D), w) to (addition to the stream, sums by name). `index` is the layer's place in
-    the pattern. Returns the stream and the sums of both kinds.
+    `apply` maps (kind name, normed x (B, T, D), w) to (addition to the stream, sums by name). `index` is the layer's
+    number in the model. Returns the stream and the sums of both kinds.
     """
     implementation, (B, T, D) = attention.find(config.attention), x_BTD.shape
     w, sums = cast_weights(layer, config, index), {}
@@ -500,8 +500,8 @@ def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, config: ModelConfig):
-    """Returns rotated queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis. `growth_BT`
-    multiplies the queries (None: 1)."""
+    """Returns rotated, unscaled queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis.
+    `y_BTD` is normed; `rotation` is (cos, sin); `growth_BT` multiplies the queries (None: 1)."""
     if "qkv" in w:
         qkv_BTKXH = product(y_BTD, w["qkv"], config)
         q_BTKGH, k_BTKXH, v_BTKXH = jax.lax.split(qkv_BTKXH, (config.group, 1, 1), axis=qkv_BTKXH.ndim - 2)
@@ -572,7 +572,7 @@ def visible_pairs(tokens: int, window: int = UNBOUNDED) -> int:
 
 
 def attention_flops(config: ModelConfig, tokens: int, layer: int) -> float:
-    """Returns a layer's FLOPs on a row of `tokens` tokens for logits and values: 2 H each per pair and head."""
+    """Returns a layer's forward FLOPs on a row of `tokens` tokens for logits and values, 2 H each per pair and head."""
     window_L = windows(config)
     pairs = visible_pairs(tokens, UNBOUNDED if window_L is None else int(window_L[layer]))
     return 4.0 * config.heads * config.head_dim * pairs

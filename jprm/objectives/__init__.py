@@ -496,7 +496,7 @@ class ScoreSums:
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
 
     def means(self) -> dict[str, float | None]:
-        """Returns `step_accuracy` (0 without steps) and `auroc`, which is None if all steps share a class."""
+        """Returns `step_accuracy` at 0.5 (0 without steps) and `auroc`, which is None if all steps share a class."""
         wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
@@ -657,7 +657,7 @@ def recorded(objective: Objective) -> tuple[str, dict[str, Any]]:
 
 
 def option_types(objective: Any) -> dict[str, Any]:
-    """Returns {field: type} of an objective's options, the dataclass fields with plain types; {} for a function."""
+    """Returns {field: type} of a dataclass's (or instance's) bool, int, float, str and Literal fields; else {}."""
     if not dataclasses.is_dataclass(objective):
         return {}
     kinds = typing.get_type_hints(objective if isinstance(objective, type) else type(objective))

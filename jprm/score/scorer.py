@@ -122,7 +122,7 @@ class PRM:
         return self.aggregation or DEFAULT_RULE[self.semantics]
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
-        """Returns one score per step, (P,) float32. Step k's score does not depend on later steps.
+        """Returns one score per step, (P,) float32, as in files (7 decimals). Step k's does not depend on later steps.
 
         >>> prm.score("What is 2 + 2?", ["2 + 2 = 4.", "So 4."]).shape
         (2,)
@@ -173,15 +173,15 @@ class PRM:
     def score_many(self, records: Iterable[dict[str, Any]], speed: Speed | None = None) -> Iterator[dict[str, Any]]:
         """Yields copies of the records in order with new scores: `scores` in chains and pool samples, `score` in nodes.
 
-        The head's further named outputs are under `outputs`: {name: number} in a node, lists in a chain or sample. A
-        thread reads up to three chunks (CHUNK records each) ahead. `speed`, if given, counts tokens and times.
+        Further named outputs are under `outputs`: {name: number} in a node, lists in a chain or sample. All have 7
+        decimals. A thread reads up to three chunks (CHUNK records each) ahead. `speed` counts tokens and times.
 
         >>> [chain] = prm.score_many([{"problem": "What is 2 + 2?", "steps": ["2 + 2 = 4."], "id": 7}])
         >>> sorted(chain), len(chain["scores"])
         (['id', 'problem', 'scores', 'steps'], 1)
 
         Raises:
-          RecordError: an invalid record, in place of its whole chunk.
+          RecordError: an invalid record, in place of its whole chunk; like any error it ends the scores.
           ValueError: a chain too long for the model; at once, if `records` is one record or a file name.
           FloatingPointError: a non-finite score.
         """
@@ -206,12 +206,12 @@ class PRM:
             yield prepared
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns unrounded scores, (N,) for a tree with N nodes, NaN for context. Raises like `score_many`."""
+        """Returns unrounded scores, (N,) for N nodes, NaN at messages that are no step. Raises like `score_many`."""
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree] | Prepared) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns {output name: (N,)} for each tree, NaN for context; `turn` is the own log ratio of an implicit PRM's
-        message. Raises like `score_many`."""
+        """Returns {output name: (N,)} for each tree, NaN at messages that are no step; `turn` is a message's own log
+        ratio by an implicit PRM. Raises like `score_many`."""
         return self._outputs(trees if isinstance(trees, Prepared) else self._prepared(trees), self.readout)
 
     @property
@@ -417,7 +417,7 @@ def longest_chain(tree: TokenTree) -> int:
 
 
 def check_finite(tree: ReasoningTree, name: str, value_N: np.ndarray) -> None:
-    """Raises FloatingPointError if the output `name` is not finite at a step; context is not checked."""
+    """Raises FloatingPointError if the output `name` is not finite at a step; other messages are not checked."""
     finite_N = np.isfinite(value_N).all(axis=tuple(range(1, value_N.ndim)))
     if tree.of_messages:
         finite_N = finite_N | np.array([not node.is_step for node in tree.nodes])

@@ -71,7 +71,7 @@ def bounded(config: ModelConfig) -> tuple[int, ...]:
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns {"forward_kernel", "dq_kernel", "dkv_kernel": FLOPs per call}, averaged over layers, as `tpu.flops`."""
+    """Returns as `tpu.flops`, for `rows` rows on one device, averaged over layers; it raises no error."""
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)

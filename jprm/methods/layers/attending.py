@@ -44,7 +44,8 @@ def attention_by(attend: Attend, weights: Mapping[str, Weight] | None = None) ->
     """Returns a mixer kind: attention with `attend` instead of the softmax.
 
     Args:
-      attend: see `Attending.attend`. It must hide the keys that `seen` hides, and work per head.
+      attend: see `Attending.attend`. q comes unscaled: `logits` scales, caps and hides by `seen`, which `attend` must
+        do itself otherwise. It must work per head.
       weights: additional parameters, e.g. `{"sink": Weight("KG")}`; axes use attention's letters.
     """
     rule = Attending(attend, weights or {})

@@ -498,14 +498,14 @@ def empty(config: ModelConfig, rows: int) -> tuple[tuple[tuple[int, ...], Any], 
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
-    """Returns {letter: size} for the letters D, K, G, H, V and W of `WEIGHTS`."""
+    """Returns {letter: size}: D width, K key heads, G value heads per key head, H and V their sizes, W taps."""
     c = config.deltanet
     heads = c.value_heads // max(c.key_heads, 1)
     return {"D": config.width, "K": c.key_heads, "G": heads, "H": c.key_dim, "V": c.value_dim, "W": c.conv}
 
 
 def flops(config: ModelConfig, tokens: int, layer: int) -> float:
-    """Returns the FLOPs of the rule on one chain: products within chunks and with states, and the triangular solve.
+    """Returns the rule's forward FLOPs on one chain: products within chunks and with states, and the triangular solve.
 
     All layers (`layer` is not used) take the same.
     """

@@ -79,7 +79,7 @@ _BIASES = tuple(f"{role}_bias" for role in _MATRICES)
 
 
 def routed(x_BTD, w: Mapping[str, Array], config: ModelConfig) -> tuple[Array, Array, Array]:
-    """Returns probabilities of all N experts (B, T, N), float32, and weights and indices of the P chosen (B, T, P)."""
+    """Returns float32 probabilities of all N experts (B, T, N), and weights and indices of the P chosen (B, T, P)."""
     logit_BTN = jnp.einsum("BTD,DN->BTN", x_BTD.astype(jnp.float32), w["router"], out_sharding=stream(x_BTD))
     logit_BTN += w.get("router_bias", 0.0)
     probability_BTN = jax.nn.softmax(logit_BTN, axis=-1)
@@ -234,7 +234,7 @@ grouped.defvjp(lambda *arrays: (grouped(*arrays), arrays), _grouped_backward)
 
 
 def sizes(config: ModelConfig) -> dict[str, int]:
-    """Returns {letter: size} for the letters D, N, E, F, S and U of `WEIGHTS`."""
+    """Returns {letter: size}: D width, N and E all experts, F an expert's width, S the shared one's, U 1."""
     c = config.experts
     return {"D": config.width, "N": c.count, "E": c.count, "F": c.width, "S": c.shared_width, "U": 1}
 
@@ -255,7 +255,7 @@ def refuses(config: ModelConfig, context: int) -> str | None:
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
     """Returns {"ragged-dot-none", "tgmm", "ragged-dot-metadata": FLOPs of one call on a device}.
 
-    Assumes that all experts are used equally. `split` is the mesh, {axis: size}.
+    Assumes that all experts are used equally. `rows` are one device's; `split` is the mesh, {axis: size}.
     """
     c = config.experts
     pairs = rows * tokens // split["context"] * c.used

@@ -98,8 +98,8 @@ def labelled_steps(
 ) -> Steps:
     """Returns the labelled steps in the first `rows` rows, rounded down to whole batches, at least one, in order.
 
-    All processes must call it, on the current mesh; it shows a progress bar. `batches` must not be empty. Each process
-    reads its devices' rows and sends the others only labelled steps: most slots have no label.
+    All processes must call it, with equal batches (at least one), on the current mesh; it shows a progress bar. Each
+    computes its devices' rows and sends the others only labelled steps: most slots have no label.
     """
     mesh = jax.sharding.get_mesh()
     place = NamedSharding(mesh, spec("batch", mesh=mesh))

@@ -21,7 +21,7 @@ from jprm.model import layers
 def muon(config: OptimizerConfig) -> optax.GradientTransformation:
     """Returns Muon with momentum `b1` for matrices, and Adam with `b1`, `b2` and `eps` for the rest.
 
-    It takes flat parameters {path: array}, and does not scale by a learning rate.
+    It takes flat parameters {path: array}, and applies neither learning rate nor weight decay.
     """
 
     def axes(flat: Any) -> Any:
