@@ -311,7 +311,7 @@ def read(path: str | os.PathLike) -> Experiment:
 
 
 def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
-    """Like `read`; also returns the objective's `log_ratio`, its beta, or None if the model scores by its head."""
+    """Like `read`, with its errors; also returns the objective's `log_ratio` (beta), None if the head scores."""
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1

@@ -100,7 +100,7 @@ def pack(
     trees: Sequence[TokenTree], tokens: int, slots: int, *, too_long: TooLong, chains: bool = False,
     siblings: bool = False,
 ) -> Packed:  # fmt: skip
-    """Packs trees into rows with exactly `tokens` tokens and `slots` step slots, deterministically.
+    """Packs trees into rows (numpy) with exactly `tokens` tokens and `slots` step slots, deterministically.
 
     A fitting tree is never split. Parts go to rows by best fit, longest first. Trees without steps take no row: the
     result may have 0 rows.

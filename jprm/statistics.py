@@ -209,7 +209,7 @@ def numbered(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
 
 
 def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:
-    """Returns the `draws` (1000) of the items' mean, (*C), by `group_numbers`; without items it is NaN."""
+    """Returns `draws` (1000, by `seed`) of the items' mean, (*C), over `group_numbers`; NaN if there are no items."""
     group_N = group_numbers(groups)
     value_NC = np.asarray(value_NC, float)
     if len(group_N) <= MOST_GROUPS:

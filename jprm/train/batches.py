@@ -367,7 +367,7 @@ class Streams:
         return {"streams": places, "counts": self._shared({k: count.tolist() for k, count in self._counts.items()})}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Restores positions of `get_state`, of as many streams. (Version 0.1 recorded no counts.)"""
+        """Restores a `state` of `get_state` from as many streams, in place. (Version 0.1 recorded no counts.)"""
         for k, stream in self._streams.items():
             stream.set_state(state["streams"][k])
             if "counts" in state:
