@@ -56,7 +56,10 @@ PROMPTS: dict[Compares, JudgePrompt] = {
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(ByCritiques):
-    """Compares pool samples, or tree leaves."""
+    """Compares pool samples, or tree leaves, with each other; scores are in [0, 1], see the module's docstring.
+
+    `rounds` must be 0 for `listwise`. The other methods are as in `ByCritiques`.
+    """
 
     policy: Policy
     compares: Compares
@@ -85,10 +88,12 @@ class Comparison(ByCritiques):
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns `{"score": (N,)}` and the report on the critiques for each tree; `missing` is ignored.
+        """Returns (`{"score": (N,)}`, report) per tree, as `Judge.reported`; `missing` is ignored.
+
+        The score is float32; NaN if no comparison could be read, and for context. A pool of one sample scores 0.5.
 
         Raises:
-          ValueError: a record has one chain, so there is no comparison.
+          ValueError: a chain or a tree with one leaf, so there is no comparison.
           PolicyError: every critique failed.
         """
         plans, questions = [], []
@@ -117,7 +122,10 @@ class Comparison(ByCritiques):
         return results
 
     def questions(self, tree: ReasoningTree) -> int:
-        """Returns the question count for a tree as if no samples had equal text; equal ones share theirs."""
+        """Returns the question count for a tree, 0 for one chain, as if no samples had equal text.
+
+        Each question is asked `samples` times. Nothing is sampled here.
+        """
         count = len(chains_of(tree))
         if self.compares == "listwise":
             return int(count > 1)

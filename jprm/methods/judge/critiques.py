@@ -84,6 +84,8 @@ class JudgePrompt:
     def filled(self, problem: str, steps: Sequence[str], critiques: Sequence[str] = ()) -> str:
         """Returns the question about a chain. `critiques`, for a conversation, are those of all steps but the last.
 
+        Other prompts ignore them; a conversation raises IndexError if there are too few.
+
         Problem and steps are data: control tokens in them are disarmed (`guarded`), or a step could write the judge's
             turn.
         """
@@ -270,7 +272,9 @@ class Critique:
 
 
 def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, seed: int) -> list[list[Critique]]:
-    """Samples n critiques per question; a failed one has its reason in `error`.
+    """Samples n critiques per question, in order: [i][j] is question i's critique number `seed + j`.
+
+    [] for no questions. Waits for the policy. A failed critique has its reason in `error`, else None.
 
     Raises:
       PolicyError: every critique failed.
@@ -357,10 +361,11 @@ class Reading:
 
 
 def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
-    """Reads a critique about a chain with so many steps.
+    """Reads a critique about a chain with so many `steps`; never raises for the critique's text, see `Reading.status`.
 
     A score is the probability of the verdict's token if the policy reports log-probabilities, else 1 or 0. For prompts
-    about whole chains, steps after the first incorrect one get its score. A failed or truncated critique has no scores.
+    about whole chains, steps after the first incorrect one get its score, so there are `steps` scores; for `step` there
+    is one, about the last step. A failed, truncated or unreadable critique has no scores.
     """
     if critique.finish_reason in ("error", "length"):
         return Reading("failed" if critique.finish_reason == "error" else "truncated")
@@ -422,7 +427,7 @@ class StepVerdict:
 
 
 def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | None:
-    """Returns a critique's verdicts about a chain with so many steps, if the text can be read.
+    """Returns a critique's verdicts about a chain with so many `steps`; None if the text cannot be read.
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
     incorrect one.
@@ -469,10 +474,10 @@ Tokens = Sequence[tuple[str, LogProb]]
 
 
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
-    """Returns the probability that the step is correct, from the verdict's token, if one matches.
+    """Returns the probability that the step is correct, from the verdict's token; None if no token matches it.
 
     With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`. `tokens` cover the
-    text from character `start` on.
+    text from character `start` on. None also for a verdict that follows from an index.
     """
     if verdict.start is None:
         return None
@@ -518,9 +523,12 @@ ReadCritique = tuple[list[int], Critique, Reading]
 
 
 def report(judged: Sequence[ReadCritique], sent: int | None = None) -> dict[str, Any]:
-    """Returns the counts `COUNTS` and `critiques`: nodes, status, tokens and text of each, scores and code runs if any.
+    """Returns the counts `COUNTS` and `critiques`, a list in the order of `judged`, as JSON values.
 
-    `asked` counts critiques, `sent` characters (absent if not given), and `by_probability` and `by_vote` verdicts.
+    `asked` counts critiques; `read`, `truncated`, `unreadable` and `failed` by status; `by_probability` and `by_vote`
+    verdicts; `tokens` generated ones; `sent` characters of questions (absent if not given). An entry of `critiques` has
+    `nodes`, `status`, `tokens` and `text` (the error of a failed one), and `scores` and `runs` (of code) if there are
+    any.
     """
     counts: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "asked": len(judged), "sent": sent, "critiques": []}
     if sent is None:
@@ -538,7 +546,10 @@ def report(judged: Sequence[ReadCritique], sent: int | None = None) -> dict[str,
 
 
 def cost(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Sums the counts of `report` over scored records, by the names in `COUNTS`."""
+    """Returns the sums of the counts in `COUNTS` over scored records, 0 if there are no records.
+
+    Raises KeyError if a record has no `judge`.
+    """
     total = dict.fromkeys(COUNTS, 0)
     for record in records:
         for name in COUNTS:

@@ -38,7 +38,7 @@ from jprm.tree import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Judgement:
-    """Scores and report on a tree with N nodes."""
+    """Scores, in [0, 1], and `jprm.methods.judge.critiques.report` on a tree with N nodes."""
 
     score_N: Float[np.ndarray, " N"]  # float32; NaN where no critique could be read
     report: dict[str, Any]  # counts, generated tokens, and `critiques`; JSON values
@@ -53,7 +53,11 @@ class Asked(NamedTuple):
 
 
 class ByCritiques:
-    """Base class of scorers by critiques: `Judge`, `Rubric` and `Comparison`."""
+    """Base class of scorers by critiques: `Judge`, `Rubric` and `Comparison`.
+
+    Every scoring method waits for the policy, raises PolicyError if every critique failed, and asks anew at each call;
+    the policy may keep its samples (`KeptPolicy`). Scores are float32 in [0, 1], NaN if no critique could be read.
+    """
 
     policy: Policy  # who writes the critiques
     samples: int  # critiques of each question
@@ -63,7 +67,7 @@ class ByCritiques:
 
     @property
     def name(self) -> str:
-        """Identifies the policy and its questions."""
+        """Identifies the policy and its questions, e.g. `POLICY/plain#1a2b3c4d`."""
         raise NotImplementedError
 
     @property
@@ -72,13 +76,16 @@ class ByCritiques:
         return {"judge": self.name, "samples": self.samples, "seed": self.seed}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Describes the scorer in results: `name`, `folder` (the policy), `step` (0) and `judge` (`cost`)."""
+        """Describes the scorer in results: `name`, `folder` (the policy's name), `step` (0) and `judge` (`cost`).
+
+        Reads all records, which must be scored: raises KeyError if one has no `judge`.
+        """
         return {"name": self.name, "folder": self.policy.name, "step": 0, "judge": cost(records)}
 
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns the outputs, (N,) each, and the report on all critiques for each tree of N nodes.
+        """Returns (outputs by name, (N,) each, and the `report` on all critiques) for each tree of N nodes.
 
         If `missing` is given, asks only about these nodes of each tree, and the other outputs are NaN.
 
@@ -87,7 +94,7 @@ class ByCritiques:
         raise NotImplementedError
 
     def renumbered(self, attempts: int) -> Self:
-        """Returns the scorer with the next critiques' numbers, after so many attempts."""
+        """Returns a copy whose critiques have later numbers: from `seed` + `samples` * `attempts` on."""
         return dataclasses.replace(cast(Any, self), seed=self.seed + self.samples * attempts)
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
@@ -116,9 +123,11 @@ class ByCritiques:
                 yield judged_record(record, with_outputs(tree, outputs), {"name": self.name, **about})
 
     def completed(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the records in order; asks again about turns without a score in incomplete ones.
+        """Yields the scored records in order; asks again about turns without a score in incomplete ones.
 
-        The critiques have new numbers, and their counts are added to the record's. Raises like `score_many`.
+        The critiques have new numbers, and their counts are added to the record's `judge`, whose `attempts` counts the
+        calls. `incomplete` there lists the turns that are still without a score. Complete records are unchanged. Raises
+        like `score_many`.
         """
         records = iter(records)
         while chunk := list(itertools.islice(records, CHUNK)):
@@ -145,14 +154,20 @@ INCOMPLETE = "incomplete"
 
 
 def judged_record(record: Mapping[str, Any], tree: ReasoningTree, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the record of a tree with a judge's scores and report; a run names its turns without a score."""
+    """Returns the record of a tree with a judge's scores, and the report `about` under `judge`, keys ordered as before.
+
+    A run (tree of messages) lists the nodes of turns without a score there, under `incomplete`; absent if complete.
+    """
     missing = [i for i in tree.steps if tree.nodes[i].score is None] if tree.of_messages else []
     about = {**about, INCOMPLETE: missing} if missing else about
     return in_order_of(record, record_of(tree) | {KEY: about})
 
 
 def missing_of(record: Mapping[str, Any]) -> Sequence[int]:
-    """Returns the nodes of turns that a judge left without a score; empty if the record is complete."""
+    """Returns the node indices of turns that a judge left without a score, `record["judge"]["incomplete"]`.
+
+    Empty if the record is complete, or not judged.
+    """
     about = record.get(KEY)
     return about.get(INCOMPLETE, ()) if isinstance(about, Mapping) else ()
 
@@ -165,6 +180,8 @@ class Judge(ByCritiques):
     (`logprobs`), else 1 or 0. The step's score is the mean over readable critiques. Truncated, unreadable and failed
     critiques are only counted. For prompts about whole chains, steps after the first incorrect one get its score: they
     are not judged, and the rule `min` ignores them.
+
+    Raises ValueError if `samples` is below 1, or a window comes with a prompt that `converses`.
     """
 
     policy: Policy
@@ -191,7 +208,7 @@ class Judge(ByCritiques):
 
     @property
     def rule(self) -> str:
-        """Aggregates step scores to a chain score."""
+        """The rule from step scores to a chain score: `prod` if the prompt asks about a step, else `min`."""
         return "prod" if self.prompt.asks == "step" else "min"
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
@@ -206,13 +223,16 @@ class Judge(ByCritiques):
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns `{"score": (N,)}` and the report on the critiques for each tree; `missing` as in `judgements`."""
+        """Returns (`{"score": (N,)}`, report) for each tree, from `judgements`; `missing` and errors as there."""
         return [({"score": judgement.score_N}, judgement.report) for judgement in self.judgements(trees, missing)]
 
     def judgements(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[Judgement]:
-        """Judges each tree, or only its `missing` nodes. Raises PolicyError if every critique failed."""
+        """Judges each tree, or only its `missing` nodes (indices per tree): other scores are NaN.
+
+        Context nodes have NaN. Raises PolicyError if every critique failed.
+        """
         paths = [self.paths(tree) for tree in trees]
         if missing is not None:
             paths = [
@@ -247,7 +267,9 @@ class Judge(ByCritiques):
         return path[-1:] if self.prompt.asks == "step" else path
 
     def critiques(self, trees: Sequence[ReasoningTree], paths: Sequence[Sequence[Sequence[int]]]) -> list[list[Asked]]:
-        """Returns critiques for the given `paths` in each tree. Equal questions about a tree are asked once.
+        """Returns the asked questions and critiques for the given `paths` in each tree: a list per tree, in order.
+
+        Equal questions about a tree are asked once, and name all their paths.
 
         A conversation needs earlier steps' critiques, so it always covers all paths.
 
@@ -269,7 +291,10 @@ class Judge(ByCritiques):
         return answers
 
     def ask(self, questions: Sequence[str]) -> list[list[Critique]]:
-        """Samples `samples` critiques per question; see `jprm.methods.judge.critiques.ask`."""
+        """Returns `samples` critiques per question, in order; waits for the policy.
+
+        Raises PolicyError if every critique failed, OSError if the prompt runs code and there is no sandbox.
+        """
         return ask(self.policy, self.prompt, questions, self.samples, self.seed)
 
     def _questions(
@@ -298,7 +323,10 @@ class Judge(ByCritiques):
 
 
 def step_text(tree: ReasoningTree, node: int) -> str:
-    """Returns a step as the judge sees it: a turn with its tool calls, preceded by messages since the last turn."""
+    """Returns the step at a node index as the judge sees it: in a chain, its text.
+
+    In a tree of messages: the messages since the last turn, then the turn with its tool calls, each as `[role] text`.
+    """
     if not tree.of_messages:
         return tree.nodes[node].text
     parts, at = [], node
@@ -320,7 +348,7 @@ def characters(tree: ReasoningTree) -> int:
 
 
 def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Asked]) -> Judgement:
-    """Returns mean scores over readable critiques, and the report on all critiques."""
+    """Returns the mean score per node over readable critiques (NaN if there are none), and the report on all."""
     scores: list[list[float]] = [[] for _ in tree.nodes]
     judged, sent = [], 0
     for question, paths, critiques in answers:
@@ -336,7 +364,10 @@ def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Ask
 
 
 def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
-    """Stores a judge's outputs in the tree; for a chain, sample or turn, either for all steps or not at all."""
+    """Returns the tree with a judge's outputs, replacing scores; for a chain, sample or turn, at all steps or at none.
+
+    `outputs` has (N,) values by name: `score` becomes the nodes' score, others their `outputs`. A NaN is unknown.
+    """
     known_N = ~np.isnan(np.sum(list(outputs.values()), axis=0))
     unit_of: list[int] = []  # of each node: the first one of its chain, sample or turn
     for i, node in enumerate(tree.nodes):
@@ -388,7 +419,9 @@ class Rubric(ByCritiques):
     """Judges with a shared policy, one per criterion, ready to score.
 
     A step's score is the weighted mean over criteria; NaN if any criterion could not be read. A criterion with weight 0
-    is an output but does not count.
+    is an output but does not count. A name in `criteria` is also an output's name.
+
+    Raises ValueError if the weights sum to 0, or a criterion is called `score`.
     """
 
     policy: Policy
@@ -424,12 +457,16 @@ class Rubric(ByCritiques):
     def reported(
         self, trees: Sequence[ReasoningTree], missing: Sequence[Container[int]] | None = None
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
-        """Returns `score` and each criterion's score, (N,) each, and the report, per tree or of its `missing` nodes."""
+        """Returns ({"score" and each criterion's name: (N,)}, report) per tree, or of its `missing` nodes (else NaN).
+
+        In the report, counts are sums over criteria, and each critique names its `criterion`. Raises PolicyError if
+        every critique by one criterion failed.
+        """
         judged = {name: judge.judgements(trees, missing) for name, judge in self.judges.items()}
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 
     def joined(self, judgements: Mapping[str, Judgement]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Returns a tree's outputs and report from the judgements per criterion."""
+        """Returns a tree's outputs and report, as `reported`, from the judgements by every criterion."""
         weights = {name: criterion.weight for name, criterion in self.criteria.items() if criterion.weight}
         total = sum(judgements[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
         score_N = np.asarray(total / sum(weights.values()), np.float32)

@@ -29,12 +29,13 @@ def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
     If the section has `criteria`, the result is a `Rubric`; if it has `compare`, a `Comparison`. A `window` bounds the
     questions about long runs (`jprm.methods.judge.window`).
 
-    A server's `prompt` defaults to `{problem}`, because the judge's question is the whole user message.
+    A server's `prompt` defaults to `{problem}`, because the judge's question is the whole user message. A model is
+    loaded at once; a server is not contacted before the first question.
 
     Raises:
       RecordError: the file or section is not a JSON object, or a field is unknown, missing or of the wrong type.
-      FileNotFoundError, ValueError, NotImplementedError: as `load_policy`.
-      OSError: the prompt runs code, but there is no sandbox.
+      FileNotFoundError, ValueError, NotImplementedError: the file or its model is absent, damaged or not supported.
+      OSError: the Hub does not answer, or the prompt runs code, but there is no sandbox.
     """
     where = os.fspath(path)
     settings = policy_settings(path)
@@ -97,7 +98,7 @@ def _numbers(section: Mapping[str, Any], defaults: Mapping[str, int], where: str
 
 
 def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
-    """Loads a judge like `load_judge`. Raises RecordError if it compares samples."""
+    """Loads a judge like `load_judge`, with its errors. Also raises RecordError if it compares samples."""
     judge = load_judge(path)
     if isinstance(judge, Comparison):
         reason = "compares the samples of pools, and is asked about one chain here"
@@ -106,7 +107,10 @@ def load_judge_of_steps(path: str | os.PathLike) -> Judge | Rubric:
 
 
 def load_plain_judge(path: str | os.PathLike) -> Judge:
-    """Loads a judge like `load_judge`. Raises RecordError for rubrics and comparisons: they do not label steps."""
+    """Loads a judge like `load_judge`, with its errors.
+
+    Also raises RecordError for rubrics and comparisons: they do not label steps.
+    """
     judge = load_judge(path)
     if not isinstance(judge, Judge):
         field = "criteria" if isinstance(judge, Rubric) else "compare"

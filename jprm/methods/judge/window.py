@@ -30,7 +30,7 @@ _LINE = 40
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """Bounds on a question, in characters.
+    """Bounds on a question, in characters. Raises ValueError if `turns` is below 400, or `summary` below 0.
 
     Attributes:
       turns: of the turns that it shows. A longer turn is cut in the middle; so is a longer task.
@@ -47,7 +47,10 @@ class Window:
             raise ValueError(f"summary is {self.summary}: it must be 0 or more")
 
     def groups(self, texts: Sequence[str]) -> list[range]:
-        """Groups consecutive turns, as ranges of places, to at most `turns` characters; a longer turn is alone."""
+        """Returns consecutive turns as ranges of places (from 0), each of at most `turns` characters; [] for no texts.
+
+        A longer turn is alone.
+        """
         groups, size = [], 0
         for place, text in enumerate(texts):
             if not groups or size + len(text) > self.turns:
@@ -56,12 +59,12 @@ class Window:
         return groups
 
     def spare(self, texts: Sequence[str], characters: int, questions: int) -> int:
-        """Returns the characters that each question may have beside the turns that it asks about.
+        """Returns the characters, at least 0, that each question may have beside the turns that it asks about.
 
         Args:
           texts: all turns of the run; each is asked about once.
-          characters: of the run's text.
-          questions: their number.
+          characters: count of the run's text.
+          questions: how many there are.
         """
         return max(0, TIMES * characters - sum(min(len(text), self.turns) for text in texts)) // max(questions, 1)
 
@@ -111,7 +114,10 @@ def summarised(texts: Sequence[str], most: int) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Shortens a text to `most` characters: leaves out its middle (marked) or, if `most` is small, its end."""
+    """Shortens a text to `most` characters: leaves out its middle (marked) or, if `most` is at most 96, its end.
+
+    "" if `most` is not above 0.
+    """
     if len(text) <= most:
         return text
     return shortened(text, most - _MARK) if most > 3 * _MARK else text[: max(most, 0)]

@@ -15,7 +15,7 @@ class Labeller:
     """Your own step labeller, for `jprm label FILE.py:NAME`.
 
     Attributes:
-      labels: maps a tree to one label per node, None if unknown.
+      labels: maps a tree to one label per node (in the order of `tree.nodes`), None if unknown.
       semantics: the labels' meaning: correctness, rating or value.
       check: (tree, where) raises ValueError if it cannot label the record. All records are checked before any is
         labelled.
@@ -31,6 +31,7 @@ class Adaptive:
     """Adds rollouts of a prefix while its confidence interval contains `threshold`.
 
     Attributes:
+      threshold: a fraction of correct rollouts in (0, 1), between correct and incorrect.
       most: maximum rollouts per prefix.
       mean: budget: average rollouts per prefix of a tree, including the first k.
     """

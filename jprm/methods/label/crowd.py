@@ -46,10 +46,9 @@ class Crowd(NamedTuple):
 
 
 def majority(verdict_NJ: Int[np.ndarray, "N J"], classes: int) -> Float[np.ndarray, "N C"]:
-    """Returns each class's share of the verdicts on every step, from N steps by J judges; a negative verdict is
-    missing.
+    """Returns each class's share of the verdicts on every step, in [0, 1], from N steps by J judges.
 
-    Raises ValueError if a step has no verdict.
+    Verdicts are classes from 0 to `classes` - 1; others are missing. Raises ValueError if a step has no verdict.
     """
     votes_NC = (verdict_NJ[..., None] == np.arange(classes)).sum(1).astype(float)
     if (votes_NC.sum(1) == 0).any():
@@ -112,8 +111,8 @@ def correction(
 ) -> tuple[float, float]:
     """Fits a, b so that log-odds a + b z match K gold labels (0 or 1) of the steps `index_K`; z: present log-odds.
 
-    Gold labels have weight `weight_K`, by default 1. A prior favours a = 0 and b = 1, the result without gold labels.
-    A probability of 0 or 1 has log-odds of `MOST` in size.
+    `index_K` has places in `probability_N`, from 0. Gold labels have weight `weight_K`, by default 1. A prior favours a
+    = 0 and b = 1, the result if there are no gold labels. A probability of 0 or 1 has log-odds of `MOST` in size.
     """
     z_K = log_odds(probability_N[index_K])
     count_K = np.ones_like(z_K) if weight_K is None else weight_K
@@ -135,7 +134,7 @@ def correction(
 
 
 def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:
-    """Returns the probabilities with log-odds a + b z, where z are their present log-odds."""
+    """Returns the probabilities with log-odds a + b z; z: their present log-odds, at most `MOST` in size."""
     return scipy.special.expit(a + b * log_odds(probability_N))
 
 
@@ -177,7 +176,8 @@ Ratings = Sequence[Sequence[float | None]]
 def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
     """Returns each unit's coincidences of values c and k: n_c (n_k - [c = k]) / (m - 1), with m ratings in the unit.
 
-    C counts the distinct values, in ascending order.
+    C counts the distinct values of all units, in ascending order. 0 throughout if a unit has one rating or none.
+    Weighted sums over the units go to `alpha_of`.
     """
     rated = [[value for value in unit if value is not None] for unit in units]
     values = sorted({value for unit in rated for value in unit})
@@ -191,7 +191,8 @@ def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:
 def alpha_of(observed_CC: Float[np.ndarray, "*R C C"]) -> Float[np.ndarray, "*R"]:
     """Returns Krippendorff's alpha, 1 - D_o / D_e, with the ordinal distance, from summed coincidences. 0 is chance.
 
-    NaN if all ratings are equal (Computing Krippendorff's Alpha-Reliability, 2011, section D).
+    1 is agreement, below 0 worse than chance. NaN if all ratings are equal (Computing Krippendorff's Alpha-Reliability,
+    2011, section D).
 
     The distance from c to k > c is the squared number of ratings from c to k, where ratings at c and k count half.
     """

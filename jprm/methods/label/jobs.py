@@ -1,4 +1,13 @@
-"""Labelling jobs from file to file, for `jprm label`. A repeated call continues, except for consensus."""
+"""Labelling jobs from file to file, for `jprm label`. A repeated call continues, except for consensus.
+
+All jobs wait for their work, with a progress bar. `output` appears only once it is complete; its folder is created.
+Each raises FileNotFoundError if `input` is absent, RecordError for an invalid record, and ValueError if the input is
+empty or damaged, or the output is an input, a link or in use.
+
+Most write `OUTPUT.part` first: the same call continues it, and only counts if the output is complete. If the output is
+of another request, they raise ValueError and touch no file. `mc`, `omega` and `critique` keep their samples in a file
+instead, and write the output again.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +61,16 @@ FLUSH_SECONDS = 1.0
 
 
 def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path, config: MonteCarloConfig) -> dict:
-    """Labels a file with Monte Carlo values; returns counts.
+    """Labels a file with Monte Carlo values (`label_trees`); returns counts.
 
-    `trees`, `labels`, this call's successful `rollouts` and `failed` ones, and `tokens` of all stored rollouts.
+    They are `trees`, `labels`, this call's successful `rollouts` and `failed` ones, and `tokens` of all stored
+    rollouts. Rollouts are kept in the file `rollouts`, locked: a repeated call samples only missing ones, and replaces
+    `output`. A policy that acts in an environment uses its rewards in place of `config.verifier`.
+
+    Raises:
+      ValueError: the verifier is unknown, or `output` or `rollouts` is also an input.
+      RecordError: a record is invalid, or the verifier cannot judge it; raised before any rollout is sampled.
+      PolicyError: the policy failed at all rollouts of a batch; earlier ones are kept.
     """
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")  # the environment rewards its own episodes
@@ -67,7 +83,12 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 
 
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
-    """Writes OmegaPRM's trees for a file's problems; returns counts as `label_monte_carlo` and `label_problems`."""
+    """Writes OmegaPRM's trees for a file's problems; returns counts.
+
+    They are `trees`, `labels`, `rollouts`, `tokens` and `failed` as for `label_monte_carlo`, and the problems left out,
+    by reason: `too easy`, `too hard`, `no rollouts`, `nothing found`, absent if 0. Records may be only a problem.
+    Files, repeated calls and errors are as for `label_monte_carlo`.
+    """
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")
     _check(input, output, rollouts, config.verifier, _problems)
@@ -81,9 +102,15 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
 
 
 def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, config: CritiqueConfig) -> dict:
-    """Writes the critiques whose verdicts match the labels; returns counts as `matching_critiques`.
+    """Writes the critiques whose verdicts match the labels (`matching_critiques`); returns counts.
 
-    Raises ValueError if the file has no label.
+    They are `trees`, `questions`, `critiques`, `matching`, `kept`, `tokens` (generated), the critiques by status, e.g.
+    `read`, and `unknown` questions, whose labels differ. All critiques are kept in the file `critiques`: a repeated
+    call samples only missing ones, and replaces `output`.
+
+    Raises:
+      ValueError: the file has no label, or its semantics no default threshold.
+      PolicyError: every critique of some trees failed.
     """
     check_output(output, input, critiques)
     check_output(critiques, input)
@@ -100,9 +127,13 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 def label_consensus(
     input: Path, others: Sequence[Path], output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
-    """Writes the chains of `input` on whose first error all `others` agree; returns counts as `consensus`.
+    """Writes the chains of `input` on whose first error all `others` agree; returns counts of chains.
 
-    `thresholds` are for the input and the others: a label below is an error (by default as in `consensus`).
+    They are `kept`, and the dropped ones by reason, summed over the others: `disagree`, `unlabelled`, `repeated`, `not
+    in the other`, absent if 0. `thresholds` are for the input and the others: a label below is an error; None is the
+    default of the semantics (`THRESHOLDS`). A repeated call replaces `output`.
+
+    Raises ValueError if semantics have no default threshold, or a file is empty; IndexError if there are no `others`.
     """
     check_output(output, input, *others)
     for path in (input, *others):
@@ -119,7 +150,11 @@ def label_consensus(
 def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
     """Labels a file by computation; counts `trees`, and steps that are `correct`, `incorrect` or `not checkable`.
 
-    Without `in_sandbox`, code runs with the user's permissions. `kind` is arithmetic, python, coq or a checker's file.
+    All four keys are present. Labels are 1, 0 and none. Without `in_sandbox`, code runs with the user's permissions.
+    `kind` is arithmetic, python, coq or a checker's FILE.json.
+
+    Raises ValueError for an unknown kind, RecordError for a damaged checker or a record that it cannot check, OSError
+    if the checker is absent, or there is no sandbox.
     """
     check = checker(kind, in_sandbox=in_sandbox)
     for number, tree in enumerate(trees_in(input), start=1):
@@ -155,7 +190,11 @@ def label_own(name: str, input: Path, output: Path) -> dict:
 
 
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
-    """Judges a file's chains by a verifier; counts `chains`, `correct` and any `undecided` ones."""
+    """Judges a file's chains by a verifier (`with_outcomes`); counts `chains`, `correct`, and `undecided` if above 0.
+
+    `verifier` is `answer`, `tests`, a checker's FILE.json, module:NAME or FILE.py:NAME. Raises ValueError if it is
+    unknown, RecordError, before any is judged, if it cannot judge a record.
+    """
     judge = verifiers.find(verifier)
     for number, tree in enumerate(trees_in(input), start=1):
         judge.check(verifiers.record_of_problem(tree), f"{os.fspath(input)}: record {number}")
@@ -169,7 +208,10 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
 
 
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
-    """Labels a file with a teacher's scores; counts `trees` and `labels`."""
+    """Labels a file with the scores of a teacher, a PRM's folder; counts `trees` and `labels`.
+
+    Raises FileNotFoundError or ValueError if the model is absent or damaged, ValueError like `teacher_labels`.
+    """
     check_output(output, input)
     check_input(input)
     prm = loading.load(model)
@@ -180,7 +222,8 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
     """Labels a file with a judge's scores; counts `trees`, `labels` and `generated_tokens`.
 
-    Raises ValueError if domain or rubric is blank.
+    `domain` and `rubric` are texts, stored in every record. Raises ValueError if one is blank, PolicyError if every
+    critique of `CHUNK` records failed.
     """
     if not domain.strip() or not rubric.strip():
         raise ValueError("labels of a judge need a domain, and a rubric that defines a correct step")
@@ -200,7 +243,11 @@ def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str,
 
 
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
-    """Adds a language model's log-probabilities to a file's records; counts `trees` and `log-probabilities`."""
+    """Adds a language model's log-probabilities to a file's records; counts `trees` and `log-probabilities` (nodes).
+
+    `model` is as in `load_reference`, `dtype` the type of its weights. Raises as `load_reference`, and ValueError for
+    trajectories.
+    """
     check_output(output, input)
     check_input(input)
     reference = load_reference(model, dtype)
@@ -220,7 +267,8 @@ def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Re
 
     A sample's `answer` is replaced; a chain keeps its record's answer. If `finish_reason` is not `stop`, the chain was
     cut off: it is incorrect and has no answer. A search's unfinished branches are unchanged. All chains are judged in
-    one batch.
+    one batch. A chain is correct if its reward is at least 1; `correct` is None if the verifier left it undecided.
+    Returns new trees; the verifier's errors pass.
     """
     problems = [(tree, verifiers.record_of_problem(tree), chains_of(tree)) for tree in trees]
     whole = [
@@ -262,7 +310,7 @@ def _with_leaves(tree: ReasoningTree, outcome: dict[int, Outcome]) -> ReasoningT
 
 
 def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Labels every node with the teacher's score; `origin` gets its name and training step.
+    """Labels every node with the teacher's score; `origin` is `model:NAME@STEP`. Returns new trees.
 
     Labels have semantics `value` if the teacher was trained on outcomes, else `correctness`: a teacher trained on
     ratings outputs the probability that a step is correct, not a rating.
@@ -280,9 +328,10 @@ def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTr
 
 
 def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubric: str) -> list[ReasoningTree]:
-    """Labels every node with the judge's score; nodes without a readable critique stay unlabelled.
+    """Labels every node with the judge's score in [0, 1]; nodes without a readable critique stay unlabelled.
 
-    Each tree stores the critiques under `judge`, and its `domain` and `rubric`.
+    Returns new trees of semantics `correctness`. Each stores the critiques and their counts under `judge` in its
+    `extra`, and `domain` and `rubric`. Raises PolicyError if every critique failed.
     """
     results = []
     for tree, judgement in zip(trees, judge.judgements(trees), strict=True):
@@ -296,7 +345,12 @@ def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubr
 def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
     """Loads a language model to score each step by the chain's log-probability up to and including it.
 
-    `path` may be any valid `base` for an experiment. Raises ValueError if the model has no language head.
+    `path` may be any valid `base` for an experiment: a run, a Hugging Face folder or `hf://` address, a GGUF file.
+    `dtype` is the type of its weights. The result's scores are log-probabilities in nats, semantics `implicit`. It uses
+    all local devices.
+
+    Raises ValueError if the model has no language head, or is damaged; FileNotFoundError if absent, OSError if the Hub
+    does not answer.
     """
     enable_compile_cache()
     attention = "paths" if jax.default_backend() == "cpu" else "blocked"
@@ -310,10 +364,10 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
 
 
 def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Stores the reference's log-probability of the chain up to each node in its `extra`, and the model's name in the
-    tree's.
+    """Stores the log-probability of the chain up to each node, in nats, in the node's `extra` (key `REFERENCE`).
 
-    Raises ValueError for a trajectory.
+    The tree's `extra` gets the model's name under the same key. Returns new trees of kind `tree`. Raises ValueError for
+    a trajectory.
     """
     results = []
     if turns := next((tree for tree in trees if tree.of_messages), None):
@@ -398,9 +452,9 @@ THRESHOLDS = {"correctness": 0.5, "rating": 0.0, "value": math.ulp(0.0)}
 
 
 def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
-    """Returns the first index with a label below the threshold; -1 without an error.
+    """Returns the first index, from 0, with a label below the threshold; -1 if there is no error.
 
-    It is unknown if an unlabelled step precedes it. Labels after the first error may be missing.
+    None if an unlabelled step comes before it, or before the end. Labels after the first error may be missing.
     """
     for i, label in enumerate(labels):
         if label is None:
@@ -411,7 +465,10 @@ def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
 
 
 def threshold_of(tree: ReasoningTree, threshold: float | None) -> float:
-    """Returns the error threshold for a tree's labels. Raises ValueError if the semantics have no default."""
+    """Returns `threshold`, below which a label is an error, or if None the default of the tree's semantics.
+
+    Raises ValueError if the semantics have no default (`THRESHOLDS`).
+    """
     threshold = THRESHOLDS.get(tree.semantics) if threshold is None else threshold
     if threshold is None:
         raise ValueError(f"labels of semantics {tree.semantics!r} need a threshold below which a step is an error")
@@ -436,7 +493,7 @@ def consensus(
       counts: receives chain counts by outcome: kept, disagree, unlabelled (the first error is unknown in either
         source, or equal chains of `other` differ), repeated, not in the other.
 
-    Raises ValueError for semantics without a default threshold.
+    Lazy, but reads all of `other` first. Raises ValueError for semantics without a default threshold.
     """
     counts = collections.Counter() if counts is None else counts
     errors: dict[bytes, int | None] = {}
@@ -468,7 +525,10 @@ def _chains(tree: ReasoningTree, threshold: float | None) -> Iterator[tuple[byte
 
 
 def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
-    """Returns a digest for each step: for the problem and all messages up to the step."""
+    """Returns {node index: SHA-256 digest (bytes)} for each step: of the problem and all messages up to it.
+
+    Equal steps after equal prefixes have equal digests, in any file.
+    """
     digests: list[bytes] = []
     for node in tree.nodes:
         above = digests[node.parent] if node.parent >= 0 else tree.problem.encode()
@@ -478,13 +538,16 @@ def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
 
 
 def labels_of(tree: ReasoningTree, path: Sequence[int], threshold: float) -> list[float | None]:
-    """Returns the step labels along a path, filling gaps implied by later values (`implied`)."""
+    """Returns the step labels along a path (node indices); None if unlabelled. Context nodes are left out.
+
+    For semantics `value` and their default `threshold`, gaps are filled as in `implied`.
+    """
     labels = [tree.nodes[i].label for i in path if tree.nodes[i].is_step]
     return implied(labels) if tree.semantics == "value" and threshold == THRESHOLDS["value"] else labels
 
 
 def implied(values: Sequence[float | None]) -> list[float | None]:
-    """Fills each gap in a chain's values with the next positive value.
+    """Returns a chain's values with each gap (None) filled by the next positive value, if any; else it stays None.
 
     A correct completion of a prefix also completes every shorter prefix, so these values must be positive too. A tree
     search values only a few prefixes.
@@ -509,11 +572,11 @@ def _branch(tree: ReasoningTree, path: Sequence[int], first: int) -> ReasoningTr
 def matching_critiques(
     trees: Iterable[ReasoningTree], judge: Judge, config: CritiqueConfig, counts: collections.Counter
 ) -> Iterator[dict[str, Any]]:
-    """Yields a record for each kept critique: question as problem, critique as steps, and `verdict`.
+    """Yields a record per kept critique: `problem` (question), `steps` (critique), `verdict`, `origin` (judge).
 
     The verdict is whether the step is correct or, for prompts about whole chains, the index of the first error or -1.
     Only questions with a known verdict are asked. `counts` receives `trees`, `questions`, `critiques`, `matching` and
-    `kept` critiques, `tokens`, and critiques by status, e.g. `read`.
+    `kept` critiques, `tokens`, critiques by status, e.g. `read`, and `unknown` questions, whose labels differ.
 
     Raises:
       ValueError: semantics without a default threshold.

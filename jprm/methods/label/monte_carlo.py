@@ -34,13 +34,15 @@ ORIGIN = "monte_carlo"
 def label_trees(
     trees: Iterable[ReasoningTree], rollouts: Rollouts, config: MonteCarloConfig
 ) -> Iterator[ReasoningTree]:
-    """Yields the trees in order, with a value on every node.
+    """Yields new trees in order, with a value in [0, 1] on every node as its label; semantics `value`.
 
     A node's `extra` counts its `rollouts` and the `right` ones, and has the interval from `low` to `high`. Adaptive
     labels also depend on the first k rollouts: `first_rollouts` and `first_right`. A leaf with a known outcome takes it
-    as its value; no rollouts are sampled. If all rollouts of a node failed, it stays unlabelled.
+    as its value; no rollouts are sampled. If all rollouts of a node failed, it stays unlabelled. Lazy:
+    `config.trees_at_once` trees are sampled together, and waited for. `rollouts` must be entered (`with`).
 
     Raises:
+      ValueError: the verifier is unknown.
       RecordError: the verifier cannot judge a tree.
       PolicyError: the policy failed at all rollouts.
     """
@@ -53,7 +55,7 @@ def label_trees(
 
 
 def prefixes_of(tree: ReasoningTree) -> list[Prefix]:
-    """Returns the prefix up to each node."""
+    """Returns the prefix up to and including each node, in the order of `tree.nodes`."""
     prefixes: list[Prefix] = []
     for node in tree.nodes:
         before = prefixes[node.parent].steps if node.parent >= 0 else ()
@@ -160,7 +162,12 @@ def _labelled(tree: ReasoningTree, counts: _Counts, config: MonteCarloConfig) ->
 
 
 class Rollouts(KeptPolicy):
-    """Completions of prefixes: `draw` reads stored rollouts and samples the missing ones."""
+    """Completions of prefixes: `draw` reads stored rollouts and samples the missing ones.
+
+    It must be entered (`with`), which creates or reads the file `path` and locks it: see `KeptPolicy`. Up to `batch`
+    rollouts are sampled per call of the policy. `failed` counts failed rollouts of this object, which are not stored;
+    `last_error` is the last one's reason, or None.
+    """
 
     def __init__(self, policy: Policy, path: str | os.PathLike, *, batch: int = 256):
         super().__init__(policy, path)
@@ -171,7 +178,8 @@ class Rollouts(KeptPolicy):
     def draw(self, requests: Sequence[tuple[Prefix, int, int]], *, tolerated: int = 0) -> list[list[Sample]]:
         """Returns rollouts start .. start + count - 1 for every (prefix, start, count), except failed ones.
 
-        A batch is written to disk before it is used.
+        One list per request, in order; shorter than `count`, or [], if rollouts failed. Waits for the policy. A batch
+        is written to disk before it is used.
 
         Args:
           tolerated: consecutive prefixes at which a policy that has worked before may fail.
@@ -212,7 +220,7 @@ def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np
 
 
 def hard(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Hard estimate: 1 if any rollout is correct (`right` > 0), else 0; NaN if `total` is 0."""
+    """Hard estimate: 1.0 if any rollout is correct (`right` > 0), else 0.0; NaN if `total` is 0."""
     return np.where(np.asarray(total) > 0, (np.asarray(right) > 0).astype(float), np.nan)
 
 
@@ -238,8 +246,9 @@ def allocate(
 ) -> Int[np.ndarray, " S"]:
     """Returns the next round's rollouts for each of S prefixes.
 
-    An open prefix gets at most k, and with its earlier `asked_S` at most `most`; the sum is at most the budget. The
-    seed decides the service order. It must not depend on outcomes, or the estimates would be biased.
+    An open prefix gets at most k, and with its earlier `asked_S` at most `most`; the sum is at most the budget, 0 if
+    that is negative. `open_S` marks undecided prefixes; others get 0. The seed decides the service order. It must not
+    depend on outcomes, or the estimates would be biased.
     """
     wanted_S = np.where(open_S, np.clip(most - asked_S, 0, k), 0)
     order_S = np.random.default_rng(seed).permutation(len(wanted_S))
@@ -279,8 +288,9 @@ def confidence_sequence(
 def undecided(
     right: Float[np.ndarray, "*S"], total: Float[np.ndarray, "*S"], p: Float[np.ndarray, "*#S"] | float, z: float
 ) -> Bool[np.ndarray, "*S"]:
-    """Returns whether probability p lies in the `confidence_sequence` of `right` of `total` trials, with z standard
-    errors.
+    """Returns whether probability p lies in the `confidence_sequence` of `right` of `total` trials.
+
+    `z` is in standard errors, as there. True if `total` is 0.
     """
     right, wrong = np.asarray(right, float), np.asarray(total, float) - right
     fixed = xlogy(right, p) + xlog1py(wrong, -np.asarray(p))
@@ -297,7 +307,7 @@ def unbiased(right: int, totals: tuple[int, ...], threshold: float, z: float) ->
     limit on the trials of an undecided probability must not depend on their outcomes.
 
     Args:
-      right: successes at the last total.
+      right: successes at the last total, 0 to totals[-1].
       totals: numbers of trials at each decision, increasing.
       threshold, z: trials continued while `undecided(..., threshold, z)`.
     """
@@ -365,7 +375,7 @@ class ValuedPrefix:
 
 @dataclasses.dataclass
 class Search:
-    """The search's state for one problem."""
+    """The search's state for one problem; `run_searches` fills it."""
 
     record: Mapping[str, Any]  # of the problem, for the verifier
     states: dict[tuple[str, ...], ValuedPrefix] = dataclasses.field(default_factory=dict)  # by their prefix's steps
@@ -386,10 +396,14 @@ def label_problems(
     *,
     left_out: collections.Counter | None = None,
 ) -> Iterator[ReasoningTree]:
-    """Yields a tree of values for every problem; nodes of the given trees are ignored.
+    """Yields a tree of values (`tree_of_search`) for every problem, in order; nodes of the given trees are ignored.
 
-    If a problem's first k rollouts are all correct or all incorrect, there is no error to find. It is counted in
-    `left_out` as "too easy" or "too hard" (or "no rollouts").
+    If a problem's first k rollouts are all correct or all incorrect, there is no error to find. It yields no tree, and
+    is counted in `left_out` as "too easy" or "too hard"; also "no rollouts" if all failed, and "nothing found". Lazy:
+    `config.problems_at_once` are searched together, and waited for. `rollouts` must be entered (`with`).
+
+    Raises ValueError for an unknown verifier, RecordError if it cannot judge a problem, PolicyError like
+    `run_searches`.
     """
     left_out = collections.Counter() if left_out is None else left_out
     trees, check = iter(trees), verifiers.find(config.verifier).check
@@ -415,9 +429,10 @@ def _why_none(search: Search) -> str:
 
 
 def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig) -> None:
-    """Runs searches in lockstep: each round samples and judges k rollouts of one prefix per search.
+    """Runs searches in lockstep, to their end: each round samples and judges k rollouts of one prefix per search.
 
-    Raises PolicyError if the policy failed at all rollouts of more than `FAILED_IN_A_ROW` prefixes in a row.
+    Fills the given searches in place. Raises PolicyError if the policy failed at all rollouts of more than
+    `FAILED_IN_A_ROW` prefixes in a row.
     """
     verifier = verifiers.find(config.verifier)
     waiting: list[tuple[Search, Steps[None], JudgedSamples | None]]
@@ -457,7 +472,10 @@ def _search(search: Search, config: OmegaConfig) -> Steps[None]:
 
 
 def select(search: Search, config: OmegaConfig) -> int:
-    """Returns the index of the candidate with the largest Q + U (the first, if tied)."""
+    """Returns the index in `search.wrong` of the candidate with the largest Q + U (the first, if tied).
+
+    Raises ValueError if there is no candidate.
+    """
     states = [search.states[prefix] for prefix, _ in search.wrong]
     tokens = np.array([rollout.tokens for _, rollout in search.wrong])
     mc, visits = np.array([state.mc for state in states]), np.array([state.visits for state in states])
@@ -468,10 +486,11 @@ def select(search: Search, config: OmegaConfig) -> int:
 def first_error(
     search: Search, prefix: tuple[str, ...], steps: Sequence[str], config: OmegaConfig
 ) -> Steps[int | None]:
-    """Returns the index of the first step after which no rollout is correct, unless the budget or policy fails.
+    """Returns the index in `steps` of the first one after which no rollout is correct; None if budget or policy fails.
 
-    `steps` is an incorrect rollout from the state after `prefix`, with MC > 0. Invariant: some rollout after
-    steps[:low] is correct, but no rollout after steps[:high]. So at most ceil(log2(len(steps))) new states are valued.
+    A generator (`Steps`): get the result with `yield from`. `steps` is an incorrect rollout from the state after
+    `prefix`, with MC > 0. Invariant: some rollout after steps[:low] is correct, but no rollout after steps[:high]. So
+    at most ceil(log2(len(steps))) new states are valued.
     """
     low, high = 0, len(steps)
     while high - low > 1:
@@ -513,7 +532,8 @@ def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
 
     Each node is a step. Valued prefixes have their MC as `label`, `rollouts`, `right`, the Wilson interval as `low` and
     `high`, and `visits`. A first error that ends a rollout has label 0, and `correct` is false. Steps between states
-    are unlabelled. The tree also has the problem's own MC as `value`, `searches`, and all `rollouts`.
+    are unlabelled. The tree's `extra` also has the problem's own MC as `value`, `searches`, and all `rollouts`. Raises
+    KeyError if the problem itself was not valued ("no rollouts").
     """
     index: dict[tuple[str, ...], int] = {(): -1}
     nodes: list[Node] = []

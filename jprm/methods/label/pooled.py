@@ -36,11 +36,14 @@ def label_pooled(
 ) -> dict[str, Any]:
     """Writes the first file's records, labelled with the pooled probability that each step is correct.
 
-    Each file is a judge. A step that no file labels stays unlabelled; a step in `gold` gets its gold label. Returns
-    the report (`pooled`), also written to `report`. `thresholds` holds, for each file and last for the gold file, the
-    value below which a label is an error, None for the default of its semantics.
+    Each file is a judge, named by its file name without the ending. A step that no file labels stays unlabelled; a
+    judged step in `gold` gets its gold label, 0 or 1. Returns the report (`pooled`), also written to `report` as JSON.
+    `thresholds` holds, for each file and last for the gold file, the value below which a label is an error, None for
+    the default of its semantics. `seed` is of the bootstrap. A repeated call computes anew and replaces both files,
+    each in one step.
 
     Raises:
+      FileNotFoundError: a file is absent; RecordError if a record is invalid.
       ValueError: duplicate file names, a file without a step of the first, no judged step with a gold label, or
         semantics without a threshold.
     """
@@ -101,11 +104,18 @@ def pooled(
     index_K: Int[np.ndarray, " K"],
     seed: int,
 ) -> tuple[dict[str, Any], Float[np.ndarray, " N"]]:
-    """Returns the report, with 95 % intervals over problems, and each step's probability of being correct.
+    """Returns (report, each step's probability of being correct), with 95 % bootstrap intervals over problems.
 
-    For each of the `judges`: `verdicts` (count), `found`, the probability that it flags an incorrect step, and
-    `false_alarm`, that it flags a correct one. `error_rate` is the fraction of incorrect steps, `alpha` Krippendorff's.
-    `steps`, `problems` and `gold` are counts. Gold labels correct the first three; else judges must be independent.
+    `verdict_NJ` is 1 (correct), 0 (wrong) or -1 (missing) for N steps by J judges, called `names`; `problems` are the N
+    steps' problems, `gold_K` (0 or 1) the gold labels of the steps `index_K`, counted from 0.
+
+    The report has `judges`, by name: `verdicts` (count), `found`, the probability that it flags an incorrect step, and
+    `false_alarm`, that it flags a correct one; `error_rate`, the fraction of incorrect steps; `alpha`, Krippendorff's;
+    and the counts `steps`, `problems`, `gold`. Rates and `alpha` are {"value", "low", "high"}, null if undefined. With
+    gold labels it also has `correction` ({"a", "b"}) and `error_rate_uncorrected`, and they correct the first three;
+    else judges must be independent.
+
+    Raises ValueError if a judge or a step has no verdict.
     """
     used_J = (verdict_NJ >= 0).any(0)
     if not used_J.all():
