@@ -2,6 +2,8 @@
 
 The rankers are fitted during the evaluation, to the outcomes of the evaluated file itself; each problem is ranked by a
 ranker fitted to other folds. So they have seen the policy, unlike most models.
+
+A `Chosen` orders one tree's chains, in the order of `chains_of`; results have one entry per tree.
 """
 
 from __future__ import annotations
@@ -48,9 +50,11 @@ def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
 
 
 def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
-    """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes, if they suffice.
+    """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes.
 
-    One of the other folds chooses the regularisation and calibrates. Votes use the weights of `Vote()`.
+    One of the other folds chooses the regularisation and calibrates. Votes use the weights of `Vote()`. Returns None if
+    fewer than `FEWEST` trees have steps, or too few problems have both a correct and an incorrect chain. Raises
+    ScoreError if a chain's outcome is unknown.
     """
     with_steps = [tree for tree in trees if tree.nodes]
     if len(with_steps) < FEWEST:
@@ -78,7 +82,7 @@ def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
 
 
 def steps_without_false_equation(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-    """Scores steps 1 before the chain's first false equation and 0 from there on."""
+    """Scores steps 1.0 before the chain's first false equation and 0.0 from there on; (N,) per tree of N nodes."""
     source = evidence.find("arithmetic")
     column = source.numbers.index("any_false")
     return [1 - x_NF[:, column] for x_NF in evidence.read([source], trees)]
@@ -88,7 +92,10 @@ STEP_SOURCES = ("arithmetic", "numbers", "form")
 
 
 def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-    """Returns text features (N, F) per tree: the sources' numbers, their change at this step, the step's log length."""
+    """Returns text features (N, F) per tree: the sources' numbers, their change at this step, the step's log length.
+
+    The sources are `STEP_SOURCES`; NaN where they have no evidence.
+    """
     rows = []
     for tree, x_NF in zip(trees, evidence.read([evidence.find(name) for name in STEP_SOURCES], trees), strict=True):
         length_N1 = np.log1p([len(node.text) for node in tree.nodes])[:, None]
@@ -101,8 +108,9 @@ def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F
 def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]] | None:
     """Scores the steps of chains with a known `first_error` (an index, -1 if all are correct) by `cross_fitted`.
 
-    Steps before the first error count as correct, the first error as incorrect; later steps are left out. At least
-    `FEWEST` chains must be correct, and `FEWEST` incorrect, else there are no scores.
+    Every tree must be one chain with `first_error` in its `extra`, else raises KeyError. Steps before the first error
+    count as correct, the first error as incorrect; later steps are scored, but not fitted to. Returns None if fewer
+    than `FEWEST` chains are correct, or incorrect, or as `cross_fitted`.
     """
     error_K = np.array([tree.extra["first_error"] for tree in trees])
     if min((error_K >= 0).sum(), (error_K < 0).sum()) < FEWEST:
@@ -119,14 +127,20 @@ def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"
 def labelled_by_place(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Scores steps by a logistic regression on depth and characters, as `cross_fitted` to the labels `classes`."""
+    """Scores each node by a logistic regression on depth and characters, fitted to the labels `classes`.
+
+    Scores, `classes` (1 right, 0 wrong, -1 unlabelled, per node) and None are as in `cross_fitted`.
+    """
     return cross_fitted(list(map(rows_of_place, trees)), classes, [tree.problem for tree in trees])
 
 
 def labelled_by_text(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Like `labelled_by_place`, with the text features of `rows_of_steps` as well, but not for trees of messages."""
+    """Like `labelled_by_place`, with the text features of `rows_of_steps` as well.
+
+    Returns None also if any tree is of messages.
+    """
     if any(tree.of_messages for tree in trees):
         return None
     rows = [
@@ -137,7 +151,7 @@ def labelled_by_text(
 
 
 def rows_of_place(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
-    """Returns each node's features (`of_place`) from its depth, its characters, and the characters up to it."""
+    """Returns each node's features (`of_place`), (N, 5), from its depth (0 for a first step) and characters."""
     depth, before, rows = [], [], []
     for node in tree.nodes:
         depth.append(depth[node.parent] + 1 if node.parent >= 0 else 0)
@@ -147,9 +161,9 @@ def rows_of_place(tree: ReasoningTree) -> Float[np.ndarray, "N F"]:
 
 
 def of_place(depth: int, characters: int, so_far: int) -> tuple[float, ...]:
-    """Returns the features of a step's place: its depth and length, plain and as logs, and the log length before it.
+    """Returns the features (depth, log(1 + depth), characters, log(1 + characters), log(1 + so_far)) of a step's place.
 
-    Lengths are in characters.
+    `depth` counts from 0; `so_far` are the characters from the first step to the end of this one.
     """
     return depth, np.log1p(depth), characters, np.log1p(characters), np.log1p(so_far)
 
@@ -157,11 +171,11 @@ def of_place(depth: int, characters: int, so_far: int) -> tuple[float, ...]:
 def cross_fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> list[Float[np.ndarray, " N"]] | None:
-    """Returns out-of-fold step scores for K records from logistic regressions on other problems.
+    """Returns out-of-fold step scores, probabilities of a right step, for K records: (N,) for each record of N rows.
 
-    Each record has `rows` of features and `classes`: 1 for a right step, 0 for a wrong one, -1 without a label. One of
-    the other folds chooses the regularisation. Returns None if a fold lacks a class, or either class has fewer than
-    `FEWEST` steps.
+    They are from logistic regressions on other problems; `problems` has each record's text. Each record has `rows` of
+    features and `classes`: 1 for a right step, 0 for a wrong one, -1 without a label. One of the other folds chooses
+    the regularisation. Returns None if a fold lacks a class, or either class has fewer than `FEWEST` steps.
     """
     of_M = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     fold_M = np.array([bucket(problem, FOLDS) for problem in problems], int)[of_M]

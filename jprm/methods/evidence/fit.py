@@ -68,21 +68,27 @@ class PolicyPools:
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # by source, of its model or written by its judge
 
     def chains_where(self, keep: Callable[[str], bool]) -> Chains:
-        """Returns the chains whose problem satisfies `keep`."""
+        """Returns the chains whose problem text satisfies `keep`, with pools renumbered; possibly empty."""
         kept_P = np.array([keep(problem) for problem in self.problems])
         return self.chains.where(kept_P[self.chains.problem_M])
 
 
 def bucket(problem: str, n: int) -> int:
-    """Hashes a problem's normalised text to a number from 0 to n - 1."""
+    """Hashes a problem's normalised text to a number from 0 to n - 1, the same on every machine."""
     return int(hashlib.sha256(normalise(problem).encode()).hexdigest(), 16) % n
 
 
 def read_policy(
     path: str | os.PathLike, sources: Sequence[Source], keep: Callable[[str], bool] = lambda problem: True
 ) -> PolicyPools:
-    """Reads a file's pools, and the sources' evidence on them, for problems accepted by `keep`. Raises RecordError if a
-    record is not a pool, ScoreError if an outcome is unknown or no pool is left."""
+    """Reads a file's pools, and the sources' evidence on them, for problems whose text `keep` accepts.
+
+    The policy's name is the file's, without its ending. Waits for the sources' models. Pools without steps are left
+    out.
+
+    Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown or no pool is left,
+    FileNotFoundError if the file is absent; errors of the sources pass.
+    """
     trees = [tree_of(record) for record in reader_of("pools").records(path)]
     trees = [tree for tree in trees if tree.nodes and keep(tree.problem)]
     if not trees:
@@ -93,7 +99,8 @@ def read_policy(
 def policy_of(name: str, trees: Sequence[ReasoningTree], sources: Sequence[Source]) -> PolicyPools:
     """Reads the sources on a policy's pools: evidence, outcome, problem and answer per chain, and the sources' cost.
 
-    Each tree must have steps. Raises ScoreError, naming the policy, if a sample's outcome is unknown.
+    Each tree must have steps. All chains have policy 0. Raises ScoreError, naming the policy (`name`) and the record
+    from 0, if a sample's outcome is unknown; errors of the sources pass.
     """
     seconds, tokens, columns = {}, {}, []
     for source in sources:
@@ -141,13 +148,15 @@ def fit_calibrated(
 
 
 def gains(ranker: Ranker, vote: Vote, chains: Chains) -> Float[np.ndarray, " P"]:
-    """Returns each pool's weighted-vote correctness minus its majority-vote correctness, in [-1, 1]."""
+    """Returns (P,): each pool's weighted-vote correctness minus its majority-vote correctness, in [-1, 1]."""
     return vote_correct(chains, vote.weights(ranker, chains)) - vote_correct(chains, np.ones(len(chains.problem_M)))
 
 
 def stronger(chains: Chains, kept: float, seed: int) -> Chains:
-    """Drops incorrect chains at random, each kept with probability `kept`, to simulate a stronger policy. Every pool
-    keeps its first chain: a stronger policy still fails if it has no correct chain."""
+    """Returns the chains less random incorrect ones, each kept with probability `kept`, to simulate a stronger policy.
+
+    Equal for equal `seed`. Every pool keeps its first chain: a stronger policy still fails if it has no correct chain.
+    """
     drawn_M = np.random.default_rng(seed).random(len(chains.correct_M))
     first_M = np.zeros(len(drawn_M), bool)
     first_M[np.unique(chains.problem_M, return_index=True)[1]] = True
@@ -164,7 +173,8 @@ def choose_vote(
     standard error. The best safe candidate has the highest mean gain on the unchanged policies. The result is the least
     trusting candidate within one standard error of it, paired by problem: a difference that these policies cannot show
     may hurt others. If no candidate is safe, the one with the highest lowest gain is taken. With a single policy, the
-    result is the cautious default, without gains. A gain has `left_out`, `incorrect_kept`, `gain`, `standard_error`.
+    result is (`Vote()`, []). A gain is {"left_out": policy's name, "incorrect_kept", "gain", "standard_error"}. `seed`
+    is of `stronger`; only problems that satisfy `keep` are used. Raises ValueError like `fit_calibrated`.
     """
     if len(policies) < 2:
         return Vote(), []
@@ -218,7 +228,7 @@ def candidates(
     names: Sequence[str],
     keep: Callable[[str], bool] = lambda problem: True,
 ) -> dict[str, Verifier]:
-    """Returns the verifiers to choose from: "fused", and each number that can choose alone, as `NAME` and `NAME vote`.
+    """Returns verifiers by name: "fused", and each number that can choose alone, as `NAME` and `NAME vote`.
 
     `names` are the evidence's features; problems must satisfy `keep`. If the features include a model's scores, the
     fused verifier is trained to vote near the model's product, and chooses answers. With text alone it ranks chains,
@@ -245,7 +255,7 @@ def candidates(
 
 
 def votes(names: Sequence[str]) -> bool:
-    """Returns whether a model's scores are among the numbers; the verifier is then trained to vote."""
+    """Returns whether a model's scores are among the numbers' full names; the verifier is then trained to vote."""
     return any(name.endswith(PRODUCT) for name in names)
 
 
@@ -264,7 +274,8 @@ def choose_verifier(
 
     A fifth of the problems is held out at a time, and policies weigh the same. The fused verifier is taken, judged by
     the worse of its two uses, unless another candidate is ahead by a standard error: the best of several looks better
-    than it is. If there are too few problems to hold out any, returns ("fused", {}).
+    than it is. Accuracies are fractions. If there are too few problems to hold out any, returns ("fused", {}): no
+    ValueError is raised.
     """
 
     def fold_of(problem: str) -> int:
@@ -305,12 +316,15 @@ def fit(
     seed: int = 0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> FusedVerifier:
-    """Fits a verifier to files of pools, one policy each, and writes it to a folder.
+    """Fits a verifier to files of pools, one policy each, writes it to the folder `out` (`save`), and returns it.
 
-    `seed` draws the chains that `choose_vote` drops; `tell` gets a line per stage.
+    `sources` are names as for `jprm.methods.evidence.sources.find`. `seed` draws the chains that `choose_vote` drops;
+    `tell` gets a line per stage. Waits for the sources' models. An earlier verifier in `out` is replaced at the end;
+    after an error it is unchanged.
 
     Raises:
         ValueError: a source or file is repeated, a source is unknown or missing, or there are too few problems.
+        FileNotFoundError: a file or a source's model is absent.
         ScoreError, RecordError: a record is not a pool, or its outcome is unknown.
     """
     for what, names in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):
@@ -360,5 +374,5 @@ def _auroc(ranker: Ranker, policy: PolicyPools) -> float | None:
 
 
 def problem_ids(problems: Sequence[str]) -> Int[np.ndarray, " P"]:
-    """Returns equal ids for equal problems, so that a bootstrap resamples a problem with all its policies."""
+    """Returns ids from 0, equal for equal normalised texts: a bootstrap resamples a problem with all its policies."""
     return numbered([normalise(problem) for problem in problems])

@@ -34,7 +34,7 @@ class Chains(NamedTuple):
     class_M: Int[np.ndarray, " M"]  # equal for equal answers of a pool; -1 without an answer, which has no vote
 
     def where(self, chosen_M: np.ndarray) -> Chains:
-        """Returns the chosen chains, with pools renumbered."""
+        """Returns the chosen chains (a mask or indices), with pools renumbered without gaps, policies as before."""
         kept = Chains(*(column[chosen_M] for column in self))
         return kept._replace(problem_M=np.unique(kept.problem_M, return_inverse=True)[1].reshape(-1))
 
@@ -71,7 +71,7 @@ def pairs_of(chains: Chains) -> Pairs:
 
 
 def mixed_problems(chains: Chains) -> int:
-    """Counts the pools with both a correct and an incorrect chain; only these train a ranker."""
+    """Counts the pools with both a correct and an incorrect chain, e.g. 0 for no chains; only these train a ranker."""
     size_P = np.bincount(chains.problem_M)
     right_P = np.bincount(chains.problem_M, chains.correct_M)
     return int(((right_P > 0) & (right_P < size_P)).sum())
@@ -127,8 +127,10 @@ def _softmax_in_pools(
 def relative_in_pools(
     log_M: Float[np.ndarray, " M"], pool_M: Int[np.ndarray, " M"]
 ) -> tuple[Float[np.ndarray, " M"], Float[np.ndarray, " P"]]:
-    """Returns weights divided by their pool's largest, and the log of the largest, from log weights of any size (-inf
-    for a weight of 0)."""
+    """Returns (weights divided by their pool's largest, the log of the largest per pool), from log weights of any size.
+
+    `pool_M` has each weight's pool, from 0; -inf is a weight of 0. A pool of these alone has weights 0 and log -1e300.
+    """
     top_P = np.full(int(pool_M.max(initial=-1)) + 1, -1e300)
     np.maximum.at(top_P, pool_M, log_M)
     return np.exp(log_M - top_P[pool_M]), top_P
@@ -139,7 +141,10 @@ Loss = Callable[[np.ndarray, np.ndarray, float], tuple[float, np.ndarray]]
 
 
 def by_pairs(chains: Chains) -> Loss:
-    """Returns `pair_loss` on these chains: each correct chain should score above the incorrect ones of its pool."""
+    """Returns `pair_loss` on these chains: each correct chain should score above the incorrect ones of its pool.
+
+    Raises ValueError if no pool has both a correct and an incorrect chain.
+    """
     pairs = pairs_of(chains)
     return lambda w_F, x_MF, strength: pair_loss(w_F, x_MF, pairs, strength)
 
@@ -162,7 +167,10 @@ class Ranker:
 
     @classmethod
     def standardising(cls, x_MF: Float[np.ndarray, "M F"]) -> Ranker:
-        """Returns a ranker with zero weights that standardises by these chains."""
+        """Returns a ranker with zero weights that standardises by these chains' mean and standard deviation.
+
+        NaN is left out. A number that does not vary has scale 1; one without any value has mean 0.
+        """
         present_MF = np.ma.masked_array(x_MF, np.isnan(x_MF))
         mean_F, scale_F = present_MF.mean(0).filled(0.0), present_MF.std(0).filled(0.0)
         return cls(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(x_MF.shape[1]))
@@ -176,16 +184,22 @@ class Ranker:
         return self.standard(x_MF) @ self.weight_F
 
     def log_odds(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
-        """Returns the log-odds, calibrated, that each chain is correct."""
+        """Returns the calibrated natural log-odds that each chain is correct."""
         return self.slope * self.score(x_MF) + self.intercept
 
     def of_one(self, number: int) -> Ranker:
-        """Returns a ranker with weight 1 on only one number, by its index, e.g. the sum of a PRM's log scores."""
+        """Returns a ranker with weight 1 on only one number, by its index, e.g. the sum of a PRM's log scores.
+
+        Slope and intercept stay. Raises IndexError if there is no such number.
+        """
         return dataclasses.replace(self, weight_F=np.eye(len(self.mean_F))[number])
 
 
 def fit_ranker(train: Chains, valid: Chains) -> Ranker:
-    """Minimises the loss by pairs on `train`; `valid` chooses the regularisation. Raises ValueError like `pairs_of`."""
+    """Returns an uncalibrated ranker with the least loss by pairs on `train`; `valid` chooses the regularisation.
+
+    Raises ValueError if one of the two has no pool with both a correct and an incorrect chain.
+    """
     blank = Ranker.standardising(train.x_MF)
     x_MF, loss = blank.standard(train.x_MF), by_pairs(train)
     valid_x_MF, valid_loss = blank.standard(valid.x_MF), by_pairs(valid)
@@ -201,7 +215,7 @@ def fit_ranker(train: Chains, valid: Chains) -> Ranker:
 def fit_near(
     chains: Chains, part_M: Int[np.ndarray, " M"], few_F: Float[np.ndarray, " F"], cost_F: Float[np.ndarray, " F"]
 ) -> Ranker:
-    """Fits a vote (`answer_loss`) near the best vote by the few numbers that are marked 1 in `few_F`, else 0.
+    """Returns a calibrated ranker for a vote (`answer_loss`) near the best one by few numbers: 1 in `few_F`, else 0.
 
     The penalty is on the distance from that vote's weights, so other numbers count only as far as they help; `cost_F`
     multiplies it. Each part of the chains (`part_M`) is held out in turn, to choose the strength of the penalty, and to
@@ -251,8 +265,8 @@ def calibrated(
 ) -> Ranker:
     """Returns the ranker with slope and intercept from a logistic regression on chains outside the training.
 
-    Policies weigh the same. The slope is at least `floor`, so that probabilities never reverse the ranking. `score_M`
-    replaces the ranker's own scores of the chains, if it was trained on them.
+    Policies weigh the same; there must be a chain. The slope is at least `floor`, so that probabilities never reverse
+    the ranking. `score_M` replaces the ranker's own scores of the chains, if it was trained on them.
     """
     score_M = ranker.score(chains.x_MF) if score_M is None else score_M
     size_L = np.bincount(chains.policy_M)
@@ -308,13 +322,19 @@ def answer_shares(weight_N: Float[np.ndarray, " N"], class_N: Int[np.ndarray, " 
 
 
 def auroc_in_problems(score_M: Float[np.ndarray, " M"], pairs: Pairs) -> float:
-    """Returns the mean over pools of P(a correct chain scores above an incorrect one); ties count half."""
+    """Returns the mean over pools of P(a correct chain scores above an incorrect one); ties count half.
+
+    In [0, 1]; pools and policies are weighted as in `pairs_of`.
+    """
     gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
     return float(pairs.weight_K @ ((gap_K > 0) + 0.5 * (gap_K == 0)) / pairs.weight_K.sum())
 
 
 def joined(parts: Sequence[Chains]) -> Chains:
-    """Concatenates one or more `Chains`; each becomes one policy, with problem numbers of its own."""
+    """Concatenates `Chains`; each becomes one policy, numbered from 0, with problem numbers of its own.
+
+    Raises TypeError if there are no `parts`.
+    """
     offsets = np.cumsum([0, *(int(part.problem_M.max(initial=-1)) + 1 for part in parts)])
     numbered = [
         part._replace(problem_M=part.problem_M + start, policy_M=np.full_like(part.policy_M, i))

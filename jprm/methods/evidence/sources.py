@@ -57,7 +57,10 @@ class Source:
 
 
 def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
-    """Builds a `read` from a function of (problem, steps), which must return one row of numbers per step."""
+    """Builds a `read` from a function of (problem, steps), which must return one row of numbers per step.
+
+    It gets the steps as a tuple of texts. Chains that repeat within a call are computed once.
+    """
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
         cached = functools.lru_cache(maxsize=256)(rows)  # samples of a pool repeat each other
@@ -67,12 +70,16 @@ def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
 
 
 def texts(tree: ReasoningTree) -> list[tuple[str, ...]]:
-    """Returns the steps of every chain, as texts."""
+    """Returns the steps of every chain, as texts: a tuple per chain, in the order of `chains_of`."""
     return [tuple(tree.nodes[i].text for i in chain) for chain in chains_of(tree)]
 
 
 def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F"]:
-    """Scatters rows, one per step of each chain, into rows per node; chains must agree on shared nodes."""
+    """Scatters rows, one per step of each chain, into (N, F) by node; chains must agree on shared nodes.
+
+    `rows` has one entry per chain, in the order of `chains_of`, else raises ValueError. (N, 0) if there are no chains;
+    NaN at nodes outside all chains.
+    """
     chains = chains_of(tree)
     out_NF = np.full((len(tree.nodes), len(rows[0][0]) if rows else 0), np.nan)
     for chain, row in zip(chains, rows, strict=True):
@@ -188,7 +195,10 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def answers_of(tree: ReasoningTree) -> list[Any]:
-    """Returns each chain's answer: the recorded one, else the value of the last step, if any."""
+    """Returns each chain's answer: the recorded one (also if null), else the number of the last step (`value_of_step`).
+
+    None if there is no answer; in the order of `chains_of`.
+    """
     answers = []
     for chain in chains_of(tree):
         leaf = tree.nodes[chain[-1]]
@@ -256,11 +266,13 @@ CLIP = 1e-5
 
 
 def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | None = None) -> Rows:
-    """Summarises step scores as the numbers `SCORES`: one row per step, over the steps so far.
+    """Summarises step scores as the numbers `SCORES`: one tuple of 8 per step, over the steps so far.
 
     A row has the lowest, mean and last weight in [0, 1], the relative place of the lowest (0 first, 1 last), the sum of
     logs (rule `prod`), and the lowest, last and mean log odds, which separate scores near 1. NaN marks a step left open
-    by a judge; it is skipped. `odds_P` has the scores as log odds, e.g. log ratios, whose weights would all be 0 or 1.
+    by a judge; it is skipped, and the numbers are NaN until a step is scored. `score_P` are weights in [0, 1]; `odds_P`
+    has the scores as log odds, e.g. log ratios, whose weights would all be 0 or 1; by default the `log_odds` of the
+    weights.
     """
     rows, low, least, place, total, count, sum_log, sum_odds = [], math.nan, math.nan, math.nan, 0.0, 0, 0.0, 0.0
     for k, (score, odds) in enumerate(zip(score_P, log_odds(score_P) if odds_P is None else odds_P, strict=True)):
@@ -276,7 +288,7 @@ def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | 
 
 
 def log_odds(score_P: Sequence[float]) -> list[float]:
-    """Returns log(p / (1 - p)), p kept `CLIP` away from 0 and 1."""
+    """Returns natural log(p / (1 - p)) per score p, kept `CLIP` away from 0 and 1; NaN stays NaN."""
     inside_P = np.clip(np.asarray(score_P, float), CLIP, 1 - CLIP)
     return np.log(inside_P / (1 - inside_P)).tolist()
 
@@ -374,8 +386,9 @@ DEFAULT = ("arithmetic", "numbers", "form", "pool")
 def find(name: str) -> Source:
     """Finds a source by name, e.g. `arithmetic` or `prm=out/run`; loads its model or judge.
 
-    Raises ValueError, listing the known names, if the name is unknown, MissingPart if a module, file or object does not
-    exist; also the loaders' errors for `prm=` and `judge=`.
+    Executes the user's FILE.py or module. Raises ValueError, listing the known names, if the name is unknown, or if the
+    object is no `Source`; MissingPart if a module, file or object does not exist; OSError if `verdicts=` has no
+    sandbox; and the errors of `jprm.load` and `load_judge` for `prm=` and `judge=`.
     """
     kind, equals, path = name.partition("=")
     if equals and kind == "prm" and path:
@@ -399,7 +412,10 @@ def find(name: str) -> Source:
 
 
 def of_model(path: Given) -> Source:
-    """Returns the source `prm=PATH`: a model's step scores. A relative path becomes absolute in its name."""
+    """Returns the source `prm=PATH`: a model's step scores (`SCORES`). A relative path becomes absolute in its name.
+
+    Loads the model at once. Raises FileNotFoundError if it is absent, ValueError if it is damaged or not supported.
+    """
     from jprm.loading import load
 
     path = os.fspath(path)
@@ -416,7 +432,11 @@ def of_model(path: Given) -> Source:
 
 
 def of_judge(path: Given) -> Source:
-    """Returns the source `judge=FILE`: a judge's step scores. Raises ValueError for a rubric or a comparison."""
+    """Returns the source `judge=FILE`: a judge's step scores (`SCORES`). A relative path becomes absolute in its name.
+
+    Reading it asks the judge anew each time. Raises ValueError for a rubric or a comparison, and the errors of
+    `load_judge`, e.g. FileNotFoundError, RecordError.
+    """
     from jprm.methods.judge.judge import Judge
     from jprm.methods.judge.load import load_judge
 
@@ -442,7 +462,9 @@ def _of_scorer(name: str, scorer: Any, scores: Callable[[Sequence[ReasoningTree]
 def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
     """Returns the numbers of all sources side by side: for each tree (N, F), also with N = 0.
 
-    Raises ValueError if a user's source returns the wrong shape or an infinite number.
+    Columns are in the order of `names(sources)`, float64; NaN is no evidence. Waits for the sources' models. [] if
+    there is no source or no tree. Raises ValueError if a user's source returns the wrong shape or an infinite number;
+    other errors of the sources pass.
     """
     columns = []
     for source in sources:
@@ -461,7 +483,7 @@ def read(sources: Sequence[Source], trees: Sequence[ReasoningTree]) -> list[Floa
 
 
 def names(sources: Sequence[Source]) -> list[str]:
-    """Returns the numbers' full names, e.g. `arithmetic.any_false`."""
+    """Returns the numbers' full names in the order of columns, e.g. `arithmetic.any_false`."""
     return [f"{source.name}.{number}" for source in sources for number in source.numbers]
 
 
@@ -479,31 +501,40 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})s?\b", re.IGNORECASE)
 
 
 def value_of(text: str) -> float:
-    """Returns the number in a text that may have thousands separators, e.g. `1,200`, rounded to 6 decimals."""
+    """Returns the number in a text that may have thousands separators, e.g. `1,200`, rounded to 6 decimals.
+
+    Raises ValueError if the text is no number.
+    """
     return round(float(text.replace(",", "")), 6)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def numbers(text: str) -> tuple[float, ...]:
-    """Returns a text's numbers in order, without signs, step labels (`A1:`, `Step 2.`) and calculator marks."""
+    """Returns a text's numbers in order, without signs, step labels (`A1:`, `Step 2.`) and calculator marks.
+
+    () if there are none. Only digits count, not words.
+    """
     plain = _MARK.sub("", _LABEL.sub("", text))
     return tuple(value_of(match) for match in _NUMBER.findall(plain) if match)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def results(text: str) -> tuple[float, ...]:
-    """Returns a step's results: the numbers, without signs, after an equals sign with no operation after them."""
+    """Returns a step's results in order: numbers, without signs, after an equals sign with no operation after them.
+
+    E.g. (12.0,) for `3 * 4 = 12`; () if there are none.
+    """
     plain = _MARK.sub("", _LABEL.sub("", text))
     return tuple(value_of(match) for match in _RESULT.findall(plain) if match)
 
 
 def value_of_step(text: str) -> float | None:
-    """Returns a step's last result, else its last number, if any."""
+    """Returns a step's last result (`results`), else its last number, without sign; None if it has no number."""
     values = results(text) or numbers(text)
     return values[-1] if values else None
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def of_problem(text: str) -> frozenset[float]:
-    """Returns the numbers in a problem, in digits or words."""
+    """Returns the numbers in a problem, in digits or words up to twelve; also e.g. `half` and `twice` as 2.0."""
     return frozenset(numbers(text)) | {float(_WORDS[word.lower()]) for word in _WORD.findall(text)}

@@ -57,13 +57,17 @@ class Vote:
         return self.power * (1 - share_P) ** self.agreement / np.maximum(1, distance_P) ** self.distance
 
     def weights(self, ranker: Ranker, chains: Chains) -> Float[np.ndarray, " M"]:
-        """Returns each chain's weight in [0, 1] in its pool's vote (`vote_weights`)."""
+        """Returns each chain's weight in [0, 1] in its pool's vote (`vote_weights`); 0 if it has no answer."""
         power_P = self.powers(*pool_signals(ranker, chains))
         return vote_weights(ranker.log_odds(chains.x_MF), power_P[chains.problem_M], chains)
 
 
 def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, " P"]]:
-    """Returns (top answer's share, distance from the training chains) per pool, the arguments of `Vote.powers`."""
+    """Returns (top answer's share, distance from the training chains) per pool, the arguments of `Vote.powers`.
+
+    The share is of all chains of the pool, 0 if there are no answers. The distance is the root mean square of the
+    standardised evidence.
+    """
     size_P = np.bincount(chains.problem_M)
     answered_M = chains.class_M >= 0
     stride = int(chains.class_M.max(initial=0)) + 1
@@ -79,7 +83,8 @@ def vote_weights(
 ) -> Float[np.ndarray, " M"]:
     """Returns weights in [0, 1]: odds to the power `power_M`, divided by the pool's largest result.
 
-    Log odds are capped at `MARGIN`. A chain without an answer weighs 0, and its odds do not count as the largest.
+    `power_M` has each chain's exponent, at least 0. Log odds are capped at `MARGIN`. A chain without an answer weighs
+    0, and its odds do not count as the largest.
     """
     log_M = np.where(chains.class_M >= 0, power_M * np.minimum(log_odds_M, MARGIN), -np.inf)
     return relative_in_pools(log_M, chains.problem_M)[0]
@@ -94,6 +99,9 @@ class FusedVerifier:
 
     If `chooses` is "answers", a pool chain's last step scores its answer's share of these weights, so best of n and the
     vote choose the same answer.
+
+    All scoring waits for the sources' models. Besides the errors named, the sources' own errors pass, e.g. RecordError
+    if a record lacks the `tests` of `verdicts=tests`, and PolicyError if a judge fails.
     """
 
     sources: tuple[Source, ...]
@@ -120,7 +128,7 @@ class FusedVerifier:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The scores' dependencies, stored in the request of a file with these scores."""
+        """`{"verifier": name}` and the keys of `request_of`: all that the scores depend on, for a file's request."""
         return {"verifier": self.name, **self.request}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -128,7 +136,7 @@ class FusedVerifier:
         return {"name": path_of(self.name).name, "folder": self.name, "step": 0}
 
     def by(self, output: str) -> FusedVerifier:
-        """Returns itself for `score`. Raises ValueError for another output."""
+        """Returns itself if `output` is `score`. Raises ValueError for another output."""
         if output != "score":
             raise ValueError(f"{self.name}: a fused verifier orders chains only by its score, not by {output!r}")
         return self
@@ -148,7 +156,10 @@ class FusedVerifier:
         return dataclasses.replace(self, sources=tuple(map(alone, self.sources)))
 
     def score(self, problem: str, steps: Sequence[str]) -> Float[np.ndarray, " P"]:
-        """Returns one float32 score per step, (P,). Raises the errors of `jprm.score.scorer.PRM.score`."""
+        """Returns one float32 score in [0, 1] per step, (P,).
+
+        Raises TypeError if `steps` is one string or `problem` a list, RecordError for no step or a text that is blank.
+        """
         return self.score_trees([chain_tree(problem, steps)])[0]
 
     def score_many(self, records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -163,7 +174,7 @@ class FusedVerifier:
                 yield scored(record, tree, outputs)
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
-        """Returns float32 scores (N,) for each tree with N nodes."""
+        """Returns float32 scores (N,) in [0, 1] for each tree with N nodes."""
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
@@ -184,7 +195,10 @@ class FusedVerifier:
         return outputs
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes `verifier.json`; the loaded verifier gives the same scores."""
+        """Writes `verifier.json`, atomically, and creates the folder; an earlier one is replaced.
+
+        The loaded verifier gives the same scores. Raises OSError if the folder cannot be written.
+        """
         place = path_of(folder)
         place.mkdir(parents=True, exist_ok=True)
         columns = {"mean": self.ranker.mean_F, "scale": self.ranker.scale_F, "weight": self.ranker.weight_F}
@@ -212,7 +226,11 @@ def _recorded(source: Source) -> dict[str, Any]:
 
 
 def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: str = "chains") -> dict[str, Any]:
-    """Returns all that the scores depend on, e.g. `coefficients`; `chooses` is "chains" or "answers"."""
+    """Returns all that the scores depend on: `sources`, `coefficients`, `calibration` and `vote`, as JSON values.
+
+    `chooses` ("chains" or "answers") is a key only if it is not "chains". `sources` maps names to `version` and
+    request.
+    """
     of_answers = {"chooses": chooses} if chooses != "chains" else {}
     return of_answers | {
         "sources": {source.name: {"version": source.version, **source.request} for source in sources},
@@ -223,10 +241,11 @@ def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: s
 
 
 def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
-    """Loads a verifier that `jprm fuse fit` wrote.
+    """Loads a verifier that `jprm fuse fit` wrote, and the models of its sources.
 
     Raises:
-        RecordError: a field of `verifier.json` is absent or has the wrong type.
+        FileNotFoundError: the folder has no `verifier.json`, or a source's model is absent.
+        RecordError: `verifier.json` is not JSON, or a field is absent or has the wrong type.
         ValueError: a source has another version, a model has changed, or a stranger's file names a judge.
         ForeignCode: a stranger's file names a source that is code.
     """
