@@ -81,10 +81,10 @@ class LogProbability:
 def log_probs(
     params: dict, config: ModelConfig, rows: Rows, some_BT: Bool[Array, "B T"] | None = None
 ) -> Float[Array, "B T"]:
-    """Returns float32 log p(token | earlier tokens on its path); 0 for a tree's first token.
+    """Returns float32 log p(token | earlier tokens on its path); 0 for a tree's first token and padding.
 
-    If `some_BT` is given, unmarked tokens are 0 too, and their logits are not computed: marked tokens are gathered side
-    by side, and blocks without any are skipped.
+    The head must be `language`, which is not checked. If `some_BT` is given, unmarked tokens are 0 too, and their
+    logits are not computed: marked tokens are gathered side by side, and blocks without any are skipped.
 
     Raises ValueError if the mesh splits rows along their tokens.
     """

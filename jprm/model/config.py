@@ -221,7 +221,7 @@ class ModelConfig:
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling()) -> np.ndarray:
-    """Returns theta^(-2 i / head_dim), scaled, (head_dim / 2,) radians per position, in float32 as in training."""
+    """Returns theta^(-2 i / head_dim), scaled, in float32 radians per position; `attention_factor` is not applied."""
     H = head_dim
     power_H = np.float32(theta) ** (np.arange(0, H, 2, dtype=np.float32) / np.float32(H))
     plain_H = np.float32(1) / power_H
@@ -252,9 +252,9 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling(
 def step_layer(name: str) -> type[nn.Module]:
     """Returns the module named by `ModelConfig.steps` (`module:NAME`); it changes the hidden states at step ends.
 
-    It must be a Linen module with one field, `config`, called with states x_BSD (B, S, D) in the computation dtype and
-    parent_BS (B, S), the previous step's slot (-1 at a first step). It returns states with the same shape. Its
-    parameters are `params["steps"]`: trained with the head, always float32.
+    It must be a Linen module with one field, `config`, called with states x_BSD (B, S, D), after the final norm and in
+    the computation dtype, and parent_BS (B, S), the previous step's slot (-1 at a first step). It returns states with
+    the same shape. Its parameters are `params["steps"]`: trained with the head, always float32.
 
     A step's state must depend only on earlier steps in its own chain. Slots hold whole trees in training, one chain in
     a live search, and padding with parent -1.

@@ -46,8 +46,8 @@ class Recurrent:
 
     empty: (config, rows) to the shape and dtype of each array. The first axes must be rows and heads, which a mesh
         splits.
-    decode: (x (B, T, D), w, state, length (B,), config) to the addition to the residual stream, and the state after
-        each row's first `length` new tokens. Rows must be chains: token t follows t - 1, padding comes last.
+    decode: (normed x (B, T, D), w, state, length (B,), config) to the addition to the residual stream, and the state
+        after each row's first `length` new tokens. Rows must be chains: token t follows t - 1, padding comes last.
     """
 
     empty: Callable[[ModelConfig, int], tuple[tuple[tuple[int, ...], Any], ...]]
@@ -58,10 +58,10 @@ class Recurrent:
 class Weight:
     """One layer's parameter.
 
-    axes: one letter per axis, e.g. "DKGH"; `Kind.sizes` has the sizes.
+    axes: one letter per axis, e.g. "DKGH", with `Kind.sizes`; D, K, F, S and E may be split over the mesh (`SPLIT`).
     inputs: the axes summed over in its product. A matrix starts normal with variance 1 / (their size), and takes
         adapters and int8. A vector or elementwise table has no inputs and starts at `value`.
-    value: a number, a function of (key, shape), or None for a norm that starts with factor 1.
+    value: a number, a function of (key, shape with the layer axis first), or None for a norm that starts with factor 1.
     wide: stays float32 in every dtype, as norms do.
     when: whether a model has it.
     """
@@ -117,7 +117,7 @@ class Kind:
     plan: (position (B, T), until (B, T), config) to anything that `apply` needs to know about the rows, computed once
         for all layers. If `apply` derives large arrays from the plan alone, such as masks, it must tie them to the
         layer by `jax.lax.optimization_barrier`, as attention does: otherwise the loop over layers keeps them.
-    settings: (config) to arrays (L, ...) with numbers that differ between layers, or None.
+    settings: (config) to arrays (L, ...) for all the model's layers, with numbers that differ between them, or None.
     refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or None. By
         default rows in parts are not: shardings are explicit, so `apply` must say how tokens are split.
     flops: (config, tokens, layer) to a row's forward FLOPs beyond its matrix products.

@@ -220,7 +220,7 @@ def check_mesh(config: ModelConfig, mesh: Mesh, rows: int, tokens: int = 0) -> N
 
 
 def embedding_lookup(table_VD: jax.Array, tokens_BT: jax.Array) -> jax.Array:
-    """Returns the token embeddings, (B, T, D). Every device looks up all tokens in its own part of the table.
+    """Returns the embeddings (B, T, D) of ids below V (unchecked). Every device looks up all in its part of the table.
 
     The result is then resharded from columns to rows over one mesh axis and, if tokens are split, to tokens over the
     other; doing both at once would make XLA copy everything to all devices. With several `data` parts, XLA alone might

@@ -344,7 +344,7 @@ def _apply(module: nn.Module, params: Mapping, *inputs: Any, method: str | None 
 
 
 def head_logits(params: Mapping, config: ModelConfig, x_BSD: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
-    """Returns head logits at hidden states, in float32, without the step layer (`logits_at_steps` applies it)."""
+    """Returns float32 logits at states from `hidden`, without the step layer (`logits_at_steps` applies it)."""
     return _apply(HeadLayer(config), params.get("head", {}), x_BSD, params["decoder"]["embed"])
 
 
@@ -367,7 +367,7 @@ def step_logits_and_sums(
 def logits_at_steps(
     params: Mapping, config: ModelConfig, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]
 ) -> Float[Array, "B S C"]:
-    """Returns step logits from the hidden states at step ends and each step's parent slot (-1: none)."""
+    """Returns step logits from the states of `hidden` at step ends and each step's parent slot (-1: none)."""
     return _apply(Model(config), params, x_BSD, parent_BS, params["decoder"]["embed"], method="logits_at")
 
 
@@ -442,9 +442,9 @@ def positions(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[tupl
 
 
 def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = False) -> Rotation:
-    """Returns cos and sin of position x frequency, each (B, T, rotary_dim / 2), float32 (Su et al. 2021).
+    """Returns float32 cos and sin of position x frequency, x `attention_factor`, each (B, T, rotary_dim / 2).
 
-    `local`: for layers with a window, which may have their own theta.
+    (Su et al. 2021.) `local`: for layers with a window, which may have their own theta.
     """
     theta, scaling = config.rope_theta, config.rope_scaling
     if local and config.rope_theta_local:

@@ -73,7 +73,8 @@ class OfSteps:
     def of_logits(
         self, logit_BSC: Float[Array, "B S C"], rows: Rows, config: ObjectiveConfig
     ) -> tuple[Scalar, Scalar, dict]:
-        """Returns (loss sum, count, {name: scalar, `Mean`, `Judged` or `Load`}), all summed over the micro-batch."""
+        """Returns (loss sum, count, {name: scalar, `Mean`, `Judged` or `Load`}), all summed over the micro-batch.
+        `targets` gives labels and weights; a scalar is logged divided by the count."""
         raise NotImplementedError
 
     def check(self, config: ObjectiveConfig) -> None:
@@ -507,7 +508,7 @@ class ScoreSums:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """Scores, correct steps and weights. Training sums them into bins; validation computes the exact AUROC."""
+    """Scores in [0, 1], correct steps and weights. Training sums them into bins; validation's AUROC is exact."""
 
     score_BS: Float[Array, "B S"]
     positive_BS: Bool[Array, "B S"]

@@ -244,7 +244,7 @@ class PRM:
         return dataclasses.replace(self, readout=Readout(score=readout))
 
     def compile(self, tokens: int) -> None:
-        """Compiles rows of `tokens` tokens, e.g. 256, and waits. Raises MemoryError if a device cannot hold them."""
+        """Compiles rows of `tokens` tokens (see `row_lengths`) and waits. Raises MemoryError if they do not fit."""
         rows = empty_rows(1, tokens, tokens // 2)
         for batch in self._batches(rows, rows.step_end, rows.tree, rows.tree):
             self._compile(batch)

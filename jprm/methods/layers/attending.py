@@ -46,7 +46,7 @@ def attention_by(attend: Attend, weights: Mapping[str, Weight] | None = None) ->
     Args:
       attend: see `Attending.attend`. q comes unscaled: `logits` scales, caps and hides by `seen`, which `attend` must
         do itself otherwise. It must work per head.
-      weights: additional parameters, e.g. `{"sink": Weight("KG")}`; axes use attention's letters.
+      weights: additional parameters, e.g. `{"sink": Weight("KG")}`; axes use attention's letters, D, K, G and H.
     """
     rule = Attending(attend, weights or {})
     every = {**transformer.ATTENTION_WEIGHTS, **rule.weights}
