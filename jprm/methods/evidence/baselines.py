@@ -3,7 +3,7 @@
 The rankers are fitted during the evaluation, to the outcomes of the evaluated file itself; each problem is ranked by a
 ranker fitted to other folds. So they have seen the policy, unlike most models.
 
-A `Chosen` orders one tree's chains, in the order of `chains_of`; results have one entry per tree.
+A `Chosen` has ranks and vote weights of one tree's chains, in the order of `chains_of`; results have one per tree.
 """
 
 from __future__ import annotations
@@ -40,12 +40,20 @@ def _leaves(name: str, number: str, sign: float, trees: Sequence[ReasoningTree])
 
 
 def no_false_equation(trees: Sequence[ReasoningTree]) -> list[Chosen]:
-    """Doubts chains with a false equation, by `jprm.methods.verify.arithmetic`."""
+    """Ranks each tree's chains: one with a false equation (`jprm.methods.verify.arithmetic`) is -1, others 0.
+
+    Returns one `Chosen` per tree, with an entry per chain, also for a tree without chains. Ranks below the pool's mean
+    have a lower vote weight.
+    """
     return _leaves("arithmetic", "any_false", -1.0, trees)
 
 
 def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
-    """Doubts chains using fewer of the problem's numbers than the other chains."""
+    """Ranks each tree's chains by the share, in [0, 1], of the problem's numbers that they use.
+
+    Returns one `Chosen` per tree, with an entry per chain, also for a tree without chains. Ranks below the pool's mean
+    have a lower vote weight.
+    """
     return _leaves("numbers", "used", 1.0, trees)
 
 

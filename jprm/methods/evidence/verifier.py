@@ -121,7 +121,7 @@ class FusedVerifier:
 
     @property
     def read_as(self) -> str:
-        """Describes the verifier in one line."""
+        """Describes the verifier in one line: its folder, sources, semantics and rule."""
         names = ", ".join(source.name for source in self.sources)
         meaning = f"scores are of {self.semantics}, a chain's rule is {self.rule}"
         return f"{self.name}: a fused verifier of {names}; {meaning}"

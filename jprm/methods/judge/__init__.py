@@ -4,5 +4,5 @@ import os
 
 
 def is_judge(model: str | os.PathLike) -> bool:
-    """Returns whether the name of a scorer is a judge's JSON file rather than a model's folder."""
+    """Returns whether the name of a scorer ends in `.json`: a judge's file, no model's folder. Opens no file."""
     return os.fspath(model).endswith(".json")

@@ -81,7 +81,7 @@ class Comparison(ByCritiques):
 
     @property
     def name(self) -> str:
-        """Identifies the policy, the prompt and the pairs."""
+        """Identifies the policy, the prompt and the pairs, e.g. `POLICY/pairwise#1a2b3c4d`."""
         digest = digest_of([dataclasses.asdict(self.prompt), self.rounds])
         return f"{self.policy.name}/{self.compares}#{digest}"
 

@@ -34,7 +34,7 @@ _BOXED = r"\\boxed\s{0,9}\{\s{0,9}(?:\\(?:text|math)[a-z]{0,6}\s?\{\s?)?"
 
 @dataclasses.dataclass(frozen=True)
 class JudgePrompt:
-    """The question to a judge, and how its verdicts are read.
+    """The question to a judge, and how its verdicts are read. Raises ValueError if the fields do not fit together.
 
     Attributes:
       name: of the prompt.
@@ -87,7 +87,7 @@ class JudgePrompt:
         Other prompts ignore them; a conversation raises IndexError if there are too few.
 
         Problem and steps are data: control tokens in them are disarmed (`guarded`), or a step could write the judge's
-            turn.
+        turn.
         """
         written, problem = [], guarded(problem)
         for i, text in enumerate(map(guarded, steps)):

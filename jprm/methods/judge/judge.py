@@ -72,7 +72,7 @@ class ByCritiques:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Name, samples and seed: everything the scores depend on, for a scored file's request."""
+        """`{"judge": name, "samples": ..., "seed": ...}`: all that scores depend on, for a scored file's request."""
         return {"judge": self.name, "samples": self.samples, "seed": self.seed}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class ByCritiques:
         return dataclasses.replace(cast(Any, self), seed=self.seed + self.samples * attempts)
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns each tree's score and further outputs, (N,) each; NaN if no critique could be read."""
+        """Returns {"score" and further `output_names`: (N,) float32} per tree; NaN if no critique could be read."""
         return [outputs for outputs, _ in self.reported(trees)]
 
     def score_trees(self, trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]]:
@@ -200,7 +200,7 @@ class Judge(ByCritiques):
 
     @property
     def name(self) -> str:
-        """Identifies the policy and the prompt."""
+        """Identifies the policy, the prompt and the window, e.g. `POLICY/plain#1a2b3c4d`."""
         fields = dataclasses.asdict(self.prompt)
         fields = {key: value for key, value in fields.items() if key != "scale" or value}  # a later field's default
         fields |= {"window": dataclasses.asdict(self.window)} if self.window else {}
@@ -438,7 +438,7 @@ class Rubric(ByCritiques):
 
     @property
     def name(self) -> str:
-        """Identifies the policy, the prompt and the criteria."""
+        """Identifies the policy, the prompt and the criteria, e.g. `POLICY/rubric#1a2b3c4d`."""
         about = [[judge.name, self.criteria[name].weight] for name, judge in self.judges.items()]
         return f"{self.policy.name}/rubric#{digest_of(about)}"
 

@@ -150,11 +150,13 @@ def label_consensus(
 def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
     """Labels a file by computation; counts `trees`, and steps that are `correct`, `incorrect` or `not checkable`.
 
-    All four keys are present. Labels are 1, 0 and none. Without `in_sandbox`, code runs with the user's permissions.
-    `kind` is arithmetic, python, coq or a checker's FILE.json.
+    All four keys are present. `OUTPUT.part` is written first: the same call continues it, and only counts if `output`
+    is complete. Without `in_sandbox`, code runs with the user's permissions. `kind` is arithmetic, python, coq or a
+    checker's FILE.json.
 
-    Raises ValueError for an unknown kind, RecordError for a damaged checker or a record that it cannot check, OSError
-    if the checker is absent, or there is no sandbox.
+    Raises FileNotFoundError if `input` is absent, ValueError for an unknown kind, an empty input or an `output` of
+    another request, RecordError for a damaged checker or a record that it cannot check, OSError if the checker is
+    absent, or there is no sandbox.
     """
     check = checker(kind, in_sandbox=in_sandbox)
     for number, tree in enumerate(trees_in(input), start=1):
@@ -174,7 +176,12 @@ def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = Tru
 def label_own(name: str, input: Path, output: Path) -> dict:
     """Labels a file by the user's `Labeller`, module:NAME or FILE.py:NAME; counts `trees` and `labels`.
 
+    All records are checked first. `OUTPUT.part` is written first: the same call continues it, and only counts if
+    `output` is complete. Errors of the user's code pass.
+
     Raises:
+      FileNotFoundError: `input` is absent; RecordError for an invalid record.
+      ValueError: the input is empty, or `output` is of another request.
       ValueError: the labeller does not exist, rejects a record, or returns a label outside its semantics.
     """
     labeller: Labeller = find_part(name, {}, "labeller", Labeller, files=True)
@@ -192,8 +199,11 @@ def label_own(name: str, input: Path, output: Path) -> dict:
 def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
     """Judges a file's chains by a verifier (`with_outcomes`); counts `chains`, `correct`, and `undecided` if above 0.
 
-    `verifier` is `answer`, `tests`, a checker's FILE.json, module:NAME or FILE.py:NAME. Raises ValueError if it is
-    unknown, RecordError, before any is judged, if it cannot judge a record.
+    `verifier` is `answer`, `tests`, a checker's FILE.json, module:NAME or FILE.py:NAME. `OUTPUT.part` is written first:
+    the same call continues it, and only counts if `output` is complete.
+
+    Raises FileNotFoundError if `input` is absent, ValueError if the verifier is unknown, the input is empty, or
+    `output` is of another request; RecordError, before any is judged, if it cannot judge a record.
     """
     judge = verifiers.find(verifier)
     for number, tree in enumerate(trees_in(input), start=1):
@@ -210,7 +220,10 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
 def label_teacher(model: Path, input: Path, output: Path) -> dict:
     """Labels a file with the scores of a teacher, a PRM's folder; counts `trees` and `labels`.
 
-    Raises FileNotFoundError or ValueError if the model is absent or damaged, ValueError like `teacher_labels`.
+    `OUTPUT.part` is written first: the same call continues it, and only counts if `output` is complete.
+
+    Raises FileNotFoundError if a file or the model is absent, ValueError if the model is damaged or its scores are not
+    probabilities, the input is empty, or `output` is of another request; RecordError for an invalid record.
     """
     check_output(output, input)
     check_input(input)
@@ -222,7 +235,9 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
     """Labels a file with a judge's scores; counts `trees`, `labels` and `generated_tokens`.
 
-    `domain` and `rubric` are texts, stored in every record. Raises ValueError if one is blank, PolicyError if every
+    `domain` and `rubric` are texts, stored in every record. `OUTPUT.part` is written first: the same call continues it,
+    and only counts if `output` is complete. Raises FileNotFoundError if `input` is absent, RecordError for an invalid
+    record, ValueError if a text is blank, the input empty, or `output` of another request; PolicyError if every
     critique of `CHUNK` records failed.
     """
     if not domain.strip() or not rubric.strip():
@@ -245,8 +260,12 @@ def _counted(output: Path, drawn: Rollouts | None = None, left_out: Mapping[str,
 def label_reference(model: Path, input: Path, output: Path, dtype: Dtype = "float32") -> dict:
     """Adds a language model's log-probabilities to a file's records; counts `trees` and `log-probabilities` (nodes).
 
-    `model` is as in `load_reference`, `dtype` the type of its weights. Raises as `load_reference`, and ValueError for
-    trajectories.
+    `model` is as in `load_reference`, `dtype` the type of its weights. `OUTPUT.part` is written first: the same call
+    continues it, and only counts if `output` is complete.
+
+    Raises FileNotFoundError if a file or the model is absent, ValueError if the model has no language head or is
+    damaged, the input is empty or has trajectories, or `output` is of another request; RecordError for an invalid
+    record, OSError if the Hub does not answer.
     """
     check_output(output, input)
     check_input(input)
@@ -488,7 +507,8 @@ def consensus(
     `consensus`.
 
     Args:
-      source, other: trees; every pool sample and every tree path is a chain.
+      source: trees; every pool sample and every tree path is a chain.
+      other: the same.
       thresholds: the two sources' error thresholds, by default of their semantics.
       counts: receives chain counts by outcome: kept, disagree, unlabelled (the first error is unknown in either
         source, or equal chains of `other` differ), repeated, not in the other.

@@ -214,7 +214,7 @@ class Rollouts(KeptPolicy):
 
 
 def soft(right: Int[np.ndarray, "*S"], total: Int[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Soft estimate: `right` of `total` rollouts, a fraction; NaN without rollouts."""
+    """Soft estimate: `right` of `total` rollouts, a fraction; NaN if `total` is 0."""
     right, total = np.asarray(right, float), np.asarray(total, float)
     return np.divide(right, total, out=np.full(total.shape, np.nan), where=total > 0)
 
@@ -309,7 +309,8 @@ def unbiased(right: int, totals: tuple[int, ...], threshold: float, z: float) ->
     Args:
       right: successes at the last total, 0 to totals[-1].
       totals: numbers of trials at each decision, increasing.
-      threshold, z: trials continued while `undecided(..., threshold, z)`.
+      threshold: trials continued while `undecided(..., threshold, z)`.
+      z: half-width in standard errors, as in `confidence_sequence`.
     """
     tilt = right / totals[-1]  # weighs all sequences with this end alike, and keeps the sums from underflow
     if len(totals) == 1:

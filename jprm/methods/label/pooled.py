@@ -107,7 +107,7 @@ def pooled(
     """Returns (report, each step's probability of being correct), with 95 % bootstrap intervals over problems.
 
     `verdict_NJ` is 1 (correct), 0 (wrong) or -1 (missing) for N steps by J judges, called `names`; `problems` are the N
-    steps' problems, `gold_K` (0 or 1) the gold labels of the steps `index_K`, counted from 0.
+    steps' problems, `gold_K` the gold labels (0, 1) of steps `index_K`, counted from 0. `seed` is the resampling's.
 
     The report has `judges`, by name: `verdicts` (count), `found`, the probability that it flags an incorrect step, and
     `false_alarm`, that it flags a correct one; `error_rate`, the fraction of incorrect steps; `alpha`, Krippendorff's;
