@@ -56,7 +56,7 @@ class Implementation:
     chain_rows: whether a row must hold one chain; the packer then packs single chains.
     flat: whether projections merge rows and tokens into one axis, and queries, keys and values into one product. That
         is faster on CPUs: XLA copies a weight gradient that sums over two axes.
-    flops: (config, rows, tokens, tensor, context) to FLOPs per kernel call on one device, for `jprm plan`.
+    flops: (config, a device's rows, tokens per row, tensor, context) to FLOPs per kernel call there, for `jprm plan`.
     softmax: whether the user's own implementation computes the softmax. If not, caches, export and `base` refuse it.
     """
 

@@ -121,7 +121,7 @@ class Kind:
     refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or None. By
         default rows in parts are not: shardings are explicit, so `apply` must say how tokens are split.
     flops: (config, tokens, layer) to a row's forward FLOPs beyond its matrix products.
-    kernels: (config, rows, tokens, mesh sizes) to FLOPs per kernel call on one device, for `jprm plan`.
+    kernels: (config, a device's rows, tokens per row, mesh sizes) to FLOPs per kernel call there, for `jprm plan`.
     used: (config, role) to the fraction of a matrix used in a token's forward pass.
     cached: the decoding state: `KEYS`, an `Attending` or a `Recurrent`; None if the kind cannot decode.
     """
@@ -194,7 +194,7 @@ def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns {kernel: FLOPs per call} for one device's `rows` rows of `tokens` tokens; `split`: all axes' sizes."""
+    """Returns {kernel: FLOPs per call} for a device's `rows` rows of `tokens` tokens; `split`: {each axis: size}."""
     by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ class MeshConfig:
     expert: int = 1
 
 
-def make_mesh(config: MeshConfig = MeshConfig(), devices=None) -> Mesh:
+def make_mesh(config: MeshConfig = MeshConfig(), devices: Sequence[Any] | None = None) -> Mesh:
     """Returns the mesh over `devices`, by default the process group's. Raises ValueError if the sizes do not fit."""
     devices = multihost.devices() if devices is None else devices
     sizes = [getattr(config, axis) for axis in MESH_AXES]
@@ -164,14 +164,14 @@ def put(arrays, place: NamedSharding) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, place, lambda piece: x[piece]), arrays)
 
 
-def gathered(arrays):
+def gathered(arrays: Any) -> Any:
     """Returns arrays on the mesh as whole numpy arrays in every process; all processes must call it."""
     return jax.tree.map(
         lambda x: np.asarray(x) if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True), arrays
     )
 
 
-def mesh_by_heads(config: ModelConfig, devices=None) -> Mesh:
+def mesh_by_heads(config: ModelConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """Returns a mesh over `devices` (by default this process's) in which sampling sends no weights.
 
     `tensor` is the largest device count that divides heads, MLP and vocabulary; `data` is the rest. If there are fewer

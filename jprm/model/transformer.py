@@ -349,6 +349,7 @@ def head_logits(params: Mapping, config: ModelConfig, x_BSD: Float[Array, "*B D"
 
 
 def hidden(params: Mapping, config: ModelConfig, rows: Rows) -> Float[Array, "B T D"]:
+    """Returns all tokens' states after the final norm, in the computation dtype. Raises as `attention.plan`."""
     return _apply(Decoder(config), params["decoder"], rows.tokens, rows.position, rows.until)[0]
 
 
@@ -442,10 +443,8 @@ def positions(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[tupl
 
 
 def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = False) -> Rotation:
-    """Returns float32 cos and sin of position x frequency, x `attention_factor`, each (B, T, rotary_dim / 2).
-
-    (Su et al. 2021.) `local`: for layers with a window, which may have their own theta.
-    """
+    """Returns float32 cos and sin of position x frequency, x `attention_factor`, each (B, T, rotary_dim / 2) (Su et al.
+    2021). `local`: for layers with a window, which may have their own theta."""
     theta, scaling = config.rope_theta, config.rope_scaling
     if local and config.rope_theta_local:
         theta, scaling = config.rope_theta_local, RopeScaling()

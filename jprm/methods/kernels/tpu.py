@@ -55,9 +55,9 @@ def plan(until_BT: Int[Array, "B T"], position_BT: Int[Array, "B T"], config: Mo
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
     """Returns {"forward_kernel", "dq_kernel", "dkv_kernel": FLOPs per call} on one device if one chain fills each row.
 
-    Trees need fewer block pairs, and a kernel skips the others. `tensor` and `context` are the mesh's sizes. If rows
-    are split over `context`, the figures are for the device with the last queries and so most pairs: the others wait
-    for it. Raises ValueError as `block_sizes`.
+    Trees need fewer block pairs, and a kernel skips the others. `rows` are the device's; `tensor` and `context` are the
+    mesh's sizes. If rows are split over `context`, the figures are for the device with the last queries and so most
+    pairs: the others wait for it. Raises ValueError as `block_sizes`.
     """
     sizes = block_sizes(tokens, config.head_dim, config.group, jnp.dtype(config.dtype).itemsize, context)
     pairs = most_pairs(tokens, sizes, context) * sizes.query * sizes.key

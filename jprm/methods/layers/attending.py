@@ -34,7 +34,7 @@ def logits(
     q_BTKGH: Float[Array, "B T K G H"], k_BSKH: Float[Array, "B S K H"], seen_BTS: Bool[Array, "B T S"],
     config: ModelConfig,
 ) -> Float[Array, "B K G T S"]:  # fmt: skip
-    """Returns scaled and capped logits in float32; `HIDDEN` for keys that a query must not see."""
+    """Returns scaled and capped logits in float32; `HIDDEN` (-1e30) for keys that a query must not see."""
     q_BTKGH = q_BTKGH * config.query_scale
     logit_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
     return jnp.where(seen_BTS[:, None, None], capped(logit_BKGTS, config.attention_softcap), HIDDEN)
