@@ -68,7 +68,8 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
     `output`. A policy that acts in an environment uses its rewards in place of `config.verifier`.
 
     Raises:
-      ValueError: the verifier is unknown, or `output` or `rollouts` is also an input.
+      FileNotFoundError: `input` is absent.
+      ValueError: the verifier is unknown, the input is empty, or `output` or `rollouts` is also an input or in use.
       RecordError: a record is invalid, or the verifier cannot judge it; raised before any rollout is sampled.
       PolicyError: the policy failed at all rollouts of a batch; earlier ones are kept.
     """
@@ -85,9 +86,14 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
 def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, config: OmegaConfig) -> dict:
     """Writes OmegaPRM's trees for a file's problems; returns counts.
 
-    They are `trees`, `labels`, `rollouts`, `tokens` and `failed` as for `label_monte_carlo`, and the problems left out,
-    by reason: `too easy`, `too hard`, `no rollouts`, `nothing found`, absent if 0. Records may be only a problem.
-    Files, repeated calls and errors are as for `label_monte_carlo`.
+    They are `trees`, `labels`, this call's successful `rollouts` and `failed` ones, `tokens` of all stored rollouts,
+    and the problems left out, by reason: `too easy`, `too hard`, `no rollouts`, `nothing found`, absent if 0. Records
+    may be only a problem. The file `rollouts`, locked, keeps them: a repeated call samples only missing ones, and
+    replaces `output`. A policy that acts in an environment uses its rewards in place of `config.verifier`.
+
+    Raises FileNotFoundError if `input` is absent, RecordError for a record that is invalid or that the verifier cannot
+    judge, ValueError for an unknown verifier, an empty input or files in use, PolicyError if the policy failed at all
+    rollouts of more than `FAILED_IN_A_ROW` (16) prefixes in a row.
     """
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")
@@ -109,6 +115,7 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
     call samples only missing ones, and replaces `output`.
 
     Raises:
+      FileNotFoundError: `input` is absent; RecordError for an invalid record.
       ValueError: the file has no label, or its semantics no default threshold.
       PolicyError: every critique of some trees failed.
     """
@@ -133,7 +140,8 @@ def label_consensus(
     in the other`, absent if 0. `thresholds` are for the input and the others: a label below is an error; None is the
     default of the semantics (`THRESHOLDS`). A repeated call replaces `output`.
 
-    Raises ValueError if semantics have no default threshold, or a file is empty; IndexError if there are no `others`.
+    Raises ValueError if semantics have no default threshold, or a file is empty; FileNotFoundError if one is absent,
+    RecordError for an invalid record, IndexError if there are no `others`.
     """
     check_output(output, input, *others)
     for path in (input, *others):
