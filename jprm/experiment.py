@@ -124,7 +124,7 @@ class Experiment:
     base_dtype: storage type of the frozen base while only adapters or the head are trained. If it is smaller than
         float32, checkpoints omit the base, and the run rereads it from `base`. Matrices are then dequantised, and
         adapters added, layer by layer, so model.remat must be `full` or `attention`.
-    new_parameters: pattern of decoder parameters missing in `base`, which start at random, e.g. of an added layer.
+    new_parameters: regular expression for paths of decoder parameters missing in `base`; they start at random.
         Other missing parameters are an error.
     reference: a second, frozen model of the same shape for the objective, in any form accepted for `base`; optional.
         Checkpoints omit it. With data.extras=("reference",) it is not loaded: the data contain its log-probabilities.
