@@ -83,7 +83,8 @@ def pools_of(
     min, mean, last and max use scores on any scale; other rules and votes use their weights (`Scale.weights`). `first`
     collects the trees, at most until they have too many samples for text baselines.
 
-    Raises ScoreError if a record is not a pool, or a score or the outcome of a sample is missing.
+    Raises ScoreError if a record is not a pool, has no samples, or lacks a score or the outcome of a sample, and
+    NothingToMeasure if there are no records.
     """
     problem, empty, with_steps, classes = [], [], [], []  # of each pool
     steps, length, scores, correct, vote = [], [], [], [], []  # of each sample with steps
@@ -226,8 +227,12 @@ def best_of_n_report(
     - `paired`: all rules compared with each other and with majority vote (`compare_curves`).
     - `none_right` and `all_right`: the number of problems that no choice can change.
 
+    - `n` (1 .. `n_max`), `n_problems`, `n_samples`, `largest_pool`, `repeated_problems`, `trials`, `without_answer` and
+      `without_steps` (samples), and `mean_accuracy`, the mean over problems of the share of correct samples.
+
     Votes are sampled over `trials` orders, by default as many as `DRAWN_SAMPLES` allows, and have a `standard_error` (0
-    if exact). They are null if the file has no answers.
+    if exact). They are null if the file has no answers. `seed` draws orders and resamples. Raises NothingToMeasure or
+    ScoreError as `pools_of` does.
     """
     first: list[ReasoningTree] = []
     pools = pools_of(trees, scale, first)

@@ -198,7 +198,8 @@ def calibration_report(
 ) -> dict[str, Any]:
     """Returns the calibration of scored trees by file, before and after maps fitted on `calibrate`.
 
-    `neutral` is the class of neutral ratings (positive, negative or drop). Raises NothingToMeasure if a side lacks
+    `neutral` is the class of neutral ratings (positive, negative or drop). `n_steps` and `n_problems` count the steps
+    judged, i.e. without those `left_out`. Raises NothingToMeasure if a side lacks
     labels, `calibrate` a class, or the files problems that are not in `calibrate`.
 
     - `raw`: the figures on all files. `by`: the same by `step`, `length` (quartiles of characters) and `subset` (file).

@@ -225,7 +225,10 @@ def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTre
 
 
 def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshold: float = 0.5) -> dict[str, Any]:
-    """Edits up to `EDITED` correct chains, scores the edits, and returns their `edits_report`, or why it cannot."""
+    """Edits up to `EDITED` correct chains, scores the edits, and returns their `edits_report`.
+
+    Without a correct chain, returns `{"meaning_kept": {"not_computed": reason}}` and scores nothing.
+    """
     right = right_chains(chains, EDITED)
     if not right:
         return {"meaning_kept": {"not_computed": "no chain without an error, whose meaning an edit could keep"}}

@@ -184,13 +184,19 @@ def number(chain: Record) -> Record | None:
 
 
 def negated(chain: Record) -> Record | None:
-    """Negates the first "is", "are" or "equals" in the first step, from the middle on, that has one."""
+    """Negates the first "is", "are" or "equals" in the first step, from the middle on, that has one; else None.
+
+    Returns a new record with `problem`, `steps` and `at`, the index of the changed step.
+    """
     denials = {"is": "is not", "are": "are not", "equals": "does not equal"}
     return _made_wrong(chain, _IS, denials.__getitem__, last=False)
 
 
 def unfounded(chain: Record) -> Record | None:
-    """Inserts a false step in the middle of the chain, if it has two steps."""
+    """Inserts a false step in the middle of the chain, at index `at`; None if the chain has fewer than two steps.
+
+    Returns a new record with `problem`, `steps` and `at`.
+    """
     steps, middle = chain["steps"], len(chain["steps"]) // 2
     if not middle:
         return None

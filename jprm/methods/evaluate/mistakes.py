@@ -180,7 +180,11 @@ def _figures(
 def balanced(
     called_N: Bool[np.ndarray, " N"], right_N: Bool[np.ndarray, " N"], problems: Sequence[str], seed: int
 ) -> dict[str, Any]:
-    """Returns Hard2Verify's `right`, `wrong`, `accuracy` and `f1` for N verdicts, with 95 % intervals over problems."""
+    """Returns Hard2Verify's `right`, `wrong`, `accuracy` and `f1` for N verdicts, with 95 % intervals over problems.
+
+    Each is `{"value", "low", "high"}`. `right` and `wrong` are the recalls of right and wrong items, `accuracy` their
+    mean and `f1` their harmonic mean.
+    """
     statistic: dict[str, Any] = {
         "right": functools.partial(_mean, called_N, right_N),
         "wrong": functools.partial(_mean, ~called_N, ~right_N),
@@ -195,8 +199,8 @@ def levels_report(
 ) -> dict[str, Any]:
     """Returns `mistakes_report` plus Hard2Verify's `levels`: balanced accuracy of steps, responses and first errors.
 
-    A step is right from `threshold` on; `subjects` has the subject of every tree. Raises ScoreError if a step has no
-    label.
+    A step is right from `threshold` on; `subjects` has the subject of every tree. `levels` has `steps`, `responses` and
+    `first error`, each as `balanced` returns. Raises ScoreError if a step has no label.
     """
     report, chains = mistakes_report(trees, threshold, seed, subjects), chains_of_files(trees)
     labels = [node.label for tree in trees for node in tree.nodes]

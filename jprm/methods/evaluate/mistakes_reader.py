@@ -27,7 +27,8 @@ def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
     The first error is the step with the given number, or the first program line equal to the given text (ambiguous in 9
     of 164 programs). If no line matches, `first_error` is null and no step is labelled: the program is wrong at an
-    unknown place.
+    unknown place. Keys: `problem` (with its options), `steps`, `labels`, `correct`, `first_error`, `task`, and
+    `question_id` and `generator` if given. Raises RecordError, at `where`, if a field is missing or malformed.
     """
     verdict = take(item, "Model_Solution_Correctness", str, where)
     if verdict not in ("correct", "incorrect"):
@@ -80,7 +81,9 @@ TASKS = (
 def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain by PaLM 2 with its first mistake from human annotators; a wrong answer may lack one.
 
-    Steps without text are left out; no annotator marked a mistake in one.
+    Steps without text are left out; no annotator marked a mistake in one. Keys: `problem`, `steps`, `labels`,
+    `correct` (the answer equals the target), `first_error`, `task`, `target`, and `answer` if given. Raises
+    RecordError, at `where`, if a field is missing or malformed, or the task is unknown.
     """
     problem, steps = take(item, "input", str, where), take(item, "steps", list, where)
     first = item.get("mistake_index", "")
@@ -114,7 +117,11 @@ def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterat
 
 
 def parse_hard2verify(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one proof with a human label for every step, and its first wrong step."""
+    """Yields one proof with a human label for every step, and its first wrong step; decrypts published records.
+
+    Keys: `problem`, `steps`, `labels` (0 or 1), `correct` (no step is wrong), `first_error`, and `id` if given. Raises
+    RecordError, at `where`, if a field is missing or malformed, or the labels contradict the given first error.
+    """
     item = _plain(item)
     steps, labels = (take(item, key, list, where) for key in ("model_response_by_step", "human_labels"))
     if len(labels) != len(steps) or not all(type(label) is int and label in (0, 1) for label in labels):

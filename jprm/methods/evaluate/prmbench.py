@@ -143,7 +143,7 @@ def prmbench_report(
       problems. A group is null unless all of its classes are present.
     - The report and each class have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` over all steps,
       `right_accuracy`, `wrong_accuracy` and `first_error_accuracy`.
-    - `repeated` counts the duplicate records left out.
+    - `repeated` counts the duplicate records left out; `threshold` and `redundancy_threshold` are those of `scale`.
     - `upper_bound` is the best in-sample threshold, without `redundancy`.
     - `baselines` are PRMScores of content-free predictions: all right, all wrong, and a fair coin (expected counts).
     """

@@ -57,7 +57,9 @@ class FileReader(NamedTuple):
 
     @property
     def request(self) -> dict[str, Any]:
-        """The settings that the records depend on, besides the file, with a digest of the reader's code."""
+        """The settings that the records depend on, besides the file: `reader` (its name), its options, and `reading`, a
+        digest of its code.
+        """
         return {"reader": self.name, **self.options, "reading": digest(self.reader)}
 
     def records(self, path: PathLike) -> list[dict[str, Any]]:

@@ -298,7 +298,10 @@ def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Ta
 
 
 def read_results(folder: PathLike) -> dict[str, Any]:
-    """Reads a `results.json` written by `run_suite`. Raises FileNotFoundError or ValueError with a remedy."""
+    """Reads a `results.json` written by `run_suite`.
+
+    Raises FileNotFoundError if it is missing, and ValueError if it is damaged.
+    """
     path = path_of(folder) / "results.json"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not there: {folder} is no finished folder of `jprm eval suite`")
