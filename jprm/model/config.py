@@ -221,7 +221,7 @@ class ModelConfig:
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling = RopeScaling()) -> np.ndarray:
-    """Returns theta^(-2 i / head_dim), scaled, in float32 radians per position; `attention_factor` is not applied."""
+    """Returns theta^(-2 i / head_dim), scaled, (head_dim / 2,) float32 radians per position, not `attention_factor`."""
     H = head_dim
     power_H = np.float32(theta) ** (np.arange(0, H, 2, dtype=np.float32) / np.float32(H))
     plain_H = np.float32(1) / power_H

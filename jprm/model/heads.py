@@ -143,14 +143,14 @@ class Head:
         return isinstance(score, Weighted) and (score.activation == "softmax" or self.target == NAMED)
 
     def likelihood(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> Float[Array, "*B"]:
-        """Returns the targets' log-likelihood. Raises ValueError if the head has none."""
+        """Returns each target's natural log-likelihood, up to a constant. Raises ValueError if the head has none."""
         if self.log_likelihood is None:
             raise ValueError(f"a head with channels {self.channels} has no log_likelihood")
         return self.log_likelihood(logit_BSC, target_BS)
 
     def judge(self, logit_BSC: Float[Array, "*B C"], target_BS: Float[Array, "*B"]) -> tuple[Array, Array]:
-        """Returns (score, whether the target is correct) per step. Without a readout, e.g. a policy's, the score is the
-        token's probability; raises as `likelihood`."""
+        """Returns (score, whether the target is at least `target.correct_from`) per step. Without a readout, e.g. a
+        policy's, the score is the token's probability; raises as `likelihood`."""
         if self.readout is not None:
             score_BS = self.readout.score(logit_BSC)
         else:
@@ -159,7 +159,7 @@ class Head:
 
 
 def token_log_probability(logit_BSV: Array, token_BS: Array) -> Float[Array, "B S"]:
-    """Returns log softmax(logits)[token] per slot."""
+    """Returns log softmax(logits)[token] per slot; NaN for a token out of range."""
     chosen_BS1 = jnp.take_along_axis(logit_BSV, token_BS.astype(jnp.int32)[..., None], axis=-1)
     return chosen_BS1[..., 0] - jax.nn.logsumexp(logit_BSV, axis=-1)
 

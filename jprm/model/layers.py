@@ -77,7 +77,7 @@ class Weight:
 
     @property
     def places(self) -> tuple[str | None, ...]:
-        """Logical axes, the layer axis first; None is not split."""
+        """Logical axes, the layer axis first, e.g. `(None, "embed", "mlp")` for "DF"; None is not split."""
         return (None, *(SPLIT.get(axis) if len(self.axes) > 1 or axis != "D" else None for axis in self.axes))
 
 
@@ -188,13 +188,13 @@ def places(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[int, .
 
 
 def stacks(config: ModelConfig, first: int, stop: int) -> dict[str, tuple[Weight, dict[str, int], tuple[int, ...]]]:
-    """Returns role to (weight, sizes, layers that have it) for layers first..stop-1."""
+    """Returns {role: (weight, sizes, layers that have it, as in `places`)} for layers first..stop-1."""
     at = places(config, first, stop)
     return {role: (*kept, at[role]) for layer in range(first, stop) for role, kept in roles(config, layer).items()}
 
 
 def kernels(config: ModelConfig, rows: int, tokens: int, split: Mapping[str, int]) -> dict[str, float]:
-    """Returns {kernel: FLOPs per call} for a device's `rows` rows of `tokens` tokens; `split`: {each axis: size}."""
+    """Returns {kernel: FLOPs per call} for a device's `rows` rows of `tokens` each; `split`: {each mesh axis: size}."""
     by_kind = (find(name).kernels(config, rows, tokens, split) for name in names(config))
     return {name: flops for of_kind in by_kind for name, flops in of_kind.items()}
 
@@ -271,7 +271,7 @@ def gathered_weights(w: Mapping[str, Array], weights: Mapping[str, Weight], conf
 def local(function: Callable, axes: list, out: Any, check: bool = True) -> Callable:
     """Wraps `function` in a shard_map, so every device computes its own rows and heads; not without an explicit mesh.
 
-    axes, out: trees with the arguments' and results' logical axes, up to the last split axis.
+    axes, out: trees with the arguments' and results' logical axes, up to the last split one, e.g. `("batch",)`.
     check: whether JAX infers how values vary over the mesh. Must be False for Pallas kernels without that information.
     """
     if sharding() is None:

@@ -308,7 +308,7 @@ def peak(device_kind: str) -> float | None:
 
 
 def matrices(model: ModelConfig, layer: int = 0) -> dict[str, float]:
-    """Returns {matrix role: parameters x the fraction used by a token} for one layer."""
+    """Returns {matrix role: parameters x the fraction used by a token} for one layer (from 0)."""
     kinds = [layers.find(name) for name in layers.kinds_of(model, layer)]
     return {
         name: math.prod(kind.sizes(model)[axis] for axis in weight.axes) * kind.used(model, name)

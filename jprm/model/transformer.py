@@ -325,7 +325,7 @@ class Model(nn.Module):
     def logits_at(
         self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"], embed_VD: Float[Array, "V D"]
     ) -> Float[Array, "B S C"]:
-        """Returns step logits from states at step ends and parent slots (-1: none). All step scoring calls this."""
+        """Returns step logits from normed states at step ends and parent slots (-1: none). All scoring calls this."""
         return self.head(self.states_at(x_BSD, parent_BS), embed_VD)
 
     def states_at(self, x_BSD: Float[Array, "B S D"], parent_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
