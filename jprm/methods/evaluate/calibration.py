@@ -248,7 +248,8 @@ def calibration_report(
 def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, seed: int) -> str:
     """Returns the kind of map with the lowest Brier score, cross-validated by problem.
 
-    If a training fold would lack right or wrong steps, returns the first of `KINDS`, which has one parameter.
+    If a training fold would lack right or wrong steps, returns the first of `KINDS`, which has one parameter. `seed`
+    deals the problems to folds.
     """
     problem_N = group_numbers(problem_N)
     fold_N = (np.random.default_rng(seed).permutation(problem_N.max() + 1) % FOLDS)[problem_N]

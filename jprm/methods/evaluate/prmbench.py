@@ -139,6 +139,8 @@ def prmbench_report(
 ) -> dict[str, Any]:
     """Returns the figures of scored chains with `classification`, `idx` and labels of 0 or 1 (else raises ScoreError).
 
+    Raises NothingToMeasure without chains.
+
     - `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
       problems. A group is null unless all of its classes are present.
     - The report and each class have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` over all steps,

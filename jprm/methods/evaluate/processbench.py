@@ -150,7 +150,8 @@ def average_f1(
 ) -> dict[str, Any]:
     """Returns mean F1 over `files`: `half` (at `threshold`), `tuned` on the file `calibration`, and `cross_fit`.
 
-    Each is `{"value", "low", "high"}`, with problems resampled within each file; null if a file lacks that figure.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file; None if a file lacks that figure.
+    Raises KeyError if `scored` lacks `calibration` or one of `files`.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -158,7 +159,7 @@ def average_f1(
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
-    """Returns the mean over `files` of one kind of `f1_draws`, if every file has it."""
+    """Returns the mean over `files` of one kind of `f1_draws`, or None unless every file has it."""
     of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(of_files) < len(files):
         return None
@@ -167,7 +168,7 @@ def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> 
 
 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
-    """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) by kind of threshold and file.
+    """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) as `{kind of threshold: {file: draws}}`.
 
     Kinds are `half` (the model's `threshold`), `tuned` on the file `calibration`, and `cross_fit`; the latter two are
     None if a file does not allow tuning. The resamples depend only on the problems and the seed, so the draws of two

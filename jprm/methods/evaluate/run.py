@@ -70,7 +70,7 @@ class FileReader(NamedTuple):
 
 def run(benchmark: Benchmark, options: Any) -> Report:
     """Returns the report of a benchmark's command, with `trained_on` if the model was trained on some of the problems.
-    Raises ValueError if `by` names an output without a model."""
+    Raises ValueError if `by` names an output without a model, and the errors of the benchmark and of loading."""
     if getattr(options, "by", None) and options.model is None:
         raise ValueError(f"--by {options.by}: names an output of a model. Give --model")
     if benchmark.run is not None:
@@ -184,7 +184,12 @@ def model_of(options: Any) -> PRM:
 
 
 def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
-    """Loads the model named by the options, and scores the files `data` and `calibrate` into `OUT.scores/`."""
+    """Loads the model named by the options, and scores the files `data` and `calibrate` into `OUT.scores/`.
+
+    Returns the model and the request for the figures; OUT is `options.to`. Before the model is loaded, raises
+    FileNotFoundError if a file is missing, ScoreError if ratings are neutral and `neutral` is None, and ValueError if
+    two files share a name or one has no record.
+    """
     calibrate = getattr(options, "calibrate", ())
     calibrate = calibrate if isinstance(calibrate, tuple) else (calibrate,)
     files = {name: (path, source_of(benchmark, path)) for name, path in by_name([*options.data, *calibrate]).items()}
@@ -198,7 +203,10 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 
 
 def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list[dict[str, Any]]]:
-    """Reads all files before any is scored, to find bad files early; ValueError if one has no record."""
+    """Returns each file's records by name, to find bad files before any is scored.
+
+    Raises ValueError if one has no record.
+    """
     return {name: source.records(path) for name, (path, source) in files.items()}
 
 
@@ -215,7 +223,7 @@ def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[st
 
 
 def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]]) -> dict[str, Sequence[ReasoningTree]]:
-    """Drops the context messages unless the benchmark's figures read them."""
+    """Returns new trees by file, without context messages unless the benchmark's figures read them."""
     return {name: trees if benchmark.context else list(map(steps_only, trees)) for name, trees in scores.items()}
 
 
@@ -296,7 +304,10 @@ def as_in(reader: str, prm: PRM) -> PRM:
 
 
 def scorer(prm: PRM, folder: PathLike) -> Scorer:
-    """Returns a function that scores further records into `FOLDER/NAME-DIGEST.jsonl`, one file per set of records."""
+    """Returns `score(records, name)`, which scores records into `FOLDER/NAME-DIGEST.jsonl` and returns their trees.
+
+    DIGEST is of the records, so another set of records has another file.
+    """
     scored_by = identity(prm)
 
     def score(records, name):

@@ -33,7 +33,10 @@ def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None
 
 
 def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
-    """Returns a figure's paired `difference` from the best baseline as JSON, with the name as `baseline`."""
+    """Returns a figure's paired `difference` from the best baseline as JSON, with the name as `baseline`.
+
+    Raises ValueError if `baselines` is empty.
+    """
     best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))
     return difference(drawn, baselines[best]).json() | {"baseline": best}
 

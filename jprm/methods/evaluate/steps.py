@@ -42,7 +42,8 @@ class Labelled(NamedTuple):
 def label_class(label: float | None, semantics: str, neutral: str | None, where: str = "label") -> int:
     """Returns the class of a label: 1, 0, or `UNLABELLED` (for a missing label, and for neutral under `drop`).
 
-    Raises ScoreError if a rating is neutral and `neutral` is None, or the label has no class.
+    `correctness` and `value` labels are 1 from 0.5 on. Raises ScoreError if a rating is neutral and `neutral` is None,
+    or the label has no class, and ValueError if `neutral` is not positive, negative, drop or None.
     """
     if neutral not in (*NEUTRAL, None):
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")
@@ -92,7 +93,7 @@ def judged_right(
 
 
 def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Int[np.ndarray, "Q 2"]:
-    """Returns all pairs (right, wrong) of steps with the same parent, as node indices."""
+    """Returns all pairs (right, wrong) of steps with the same parent, as node indices; (0, 2) without such pairs."""
     siblings: dict[int, tuple[list[int], list[int]]] = {}
     for i in np.flatnonzero(class_N != UNLABELLED):
         siblings.setdefault(int(parent_N[i]), ([], []))[1 - class_N[i]].append(i)
