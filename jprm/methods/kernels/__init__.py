@@ -30,7 +30,7 @@ def on_mesh(call, blocks, heads: dict, results: tuple[str, ...], kinds: dict[str
 
     Args:
       call: (blocks, heads) to a tuple of arrays.
-      blocks: the plan for the rows, e.g. a `BlockTable`.
+      blocks: the plan for the rows, with `until`, `position` and `window`, e.g. a `BlockTable`.
       heads: lists of arrays by kind, e.g. `{"keys": [k, v]}`.
       results: each result's kind.
       kinds: each kind's logical axes: `queries`, `keys` and `rows`.

@@ -71,7 +71,7 @@ def bounded(config: ModelConfig) -> tuple[int, ...]:
 
 
 def flops(config: ModelConfig, rows: int, tokens: int, tensor: int, context: int = 1) -> dict[str, float]:
-    """Returns as `tpu.flops`, for `rows` rows on one device, averaged over layers; it raises no error."""
+    """Returns {kernel: FLOPs per call} like `tpu.flops`, averaged over layers; `rows` are one device's."""
     sizes = launches(config.head_dim, jnp.dtype(config.dtype).itemsize)
     heads = config.group * config.kv_heads // tensor
     of_pair = 2.0 * rows * heads * padded_head(config.head_dim)

@@ -447,7 +447,7 @@ def _after(k_BKCH, total_BKGC, decay_BKGCC, added_BKGCV, state_BKGHV, at_B):
 
 
 def decode(x_BTD, w: Mapping[str, Array], state: tuple[Array, Array], length_B, config: ModelConfig):
-    """Returns the output for new tokens, and the cached state after the first `length_B` of them per row.
+    """Returns the addition to the stream, and the cached state after each row's first `length_B` new tokens.
 
     state: the recurrent state (B, K, G, H, V) and the last convolution inputs (B, K, W - 1, X), before these tokens. It
         is returned in the same form; a row of length 0 keeps it.
