@@ -255,8 +255,8 @@ def scored_files(
 ) -> tuple[dict[str, list[ReasoningTree]], dict[str, int]]:
     """Returns each file's scored trees, and the number of records left out, both by name.
 
-    A model leaves out over-long records if `too_long` is "skip" (else they are an error), a judge records with an
-    unreadable critique.
+    A model leaves out over-long records if `too_long` is "skip" (else raises LongChain, a ValueError), a judge records
+    with an unreadable critique. Calls `tell` with a line before each file. Files and other errors: see `scored_trees`.
     """
     scores, left_out = {}, {}
     for name, (path, source) in files.items():
@@ -277,7 +277,9 @@ def scored_trees(
     """Returns the scored trees of a file, read from `FOLDER/NAME.jsonl` or scored into it.
 
     Chains are laid out as in the authors' script for the benchmark. With `too_long="skip"`, records with a chain beyond
-    the context of the model, or of any model in `also`, are left out.
+    the context of the model, or of any model in `also`, are left out. A second call resumes, or reads the finished
+    file. Raises ValueError if `path` has no record, or the output belongs to another request or is being written, and
+    other errors of `write_scores`.
     """
     output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)

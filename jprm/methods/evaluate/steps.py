@@ -112,7 +112,9 @@ def steps_report(
     - `accuracy` at `threshold`.
     - `alternatives`: the fraction of right/wrong sibling pairs that the scores rank correctly; ties count half.
     - `first_error`: over `judged_chains` at `threshold`, with `f1` as in ProcessBench.
-    - `ahead`: paired differences from the best baseline.
+    - `ahead`: for `auroc` and `alternatives`, the paired difference from the best baseline, with its name as `baseline`
+      and its `baseline_value`.
+    - `n_problems`, `n_records` (trees), `n_steps` (also unlabelled ones), `n_right` and `n_wrong`.
 
     Baselines with several features are fitted to the labels of other problems.
     """
