@@ -318,8 +318,8 @@ def compare_curves(
 ) -> list[dict[str, Any]]:
     """Returns the differences between pairs of curves, (name in `a`, name in `b`).
 
-    Each row has the names as `a` and `b`, and `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`). Curves
-    hold expected accuracies per problem at n = 1, 2, ...
+    Each row has the names as `a` and `b`, and lists `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`); []
+    without pairs. Curves hold expected accuracies per problem at n = 1, 2, ...
     """
     if not pairs:
         return []

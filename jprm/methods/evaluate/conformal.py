@@ -99,6 +99,8 @@ def accept_threshold(
     d. `STARTS` walks begin at evenly spaced thresholds and go down as long as the test at d = (1 - confidence) / STARTS
     passes (fixed sequence testing with several starts). A walk passes a false threshold only if it passes its own first
     false one, so all walks together do so with probability at most 1 - confidence.
+
+    Also raises ValueError if `score_N` and `right_N` differ in shape.
     """
     score_N = _checked(score_N, alpha, confidence)
     right_N = np.asarray(right_N, bool)

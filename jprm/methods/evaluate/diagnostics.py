@@ -35,7 +35,8 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
     A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
     section 4.3). Only chains with at least two steps and only positive labels count, since errors do come late. `share`
     splits ties evenly; `expected` is the mean of 1 / length, the rate of a scorer that ignores position; `excess` is
-    the difference, with an interval. A finding is an excess above `margin`. Raises ScoreError if no chain counts.
+    the difference, with an interval. A finding is an excess above `margin`. Also returns `n`, the chains that count,
+    `margin` and `finding` (bool). Raises ScoreError if no chain counts.
     """
     chains = [
         tree for tree in trees
@@ -62,8 +63,8 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
     """Measures how chain scores change with length, among each problem's correct samples.
 
     Problems differ in length and difficulty, and incorrect samples may be longer for good reason. So only correct
-    samples count, with lengths and scores centred per problem. Per rule: `slope` per step, and `correlation` with an
-    interval; a finding if the interval lies further than `margin` from 0.
+    samples count, with lengths and scores centred per problem. By rule: `slope` per step (None if lengths are equal),
+    `correlation` with an interval, `margin`, and `finding` (bool), if the interval lies further than `margin` from 0.
 
     A product falls with length by construction, and a minimum over more steps is lower: a finding for `prod` or `min`
     alone concerns the rule, for `mean` or `last` the scorer. Raises ScoreError if no sample is correct.
@@ -102,7 +103,8 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
     `detected` is the fraction of chains with a correct answer and a wrong step that have a step below `threshold`;
     `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for error-free chains. `auroc` ranks
     correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so for
-    incorrect answers. `gap` is their difference, with an interval.
+    incorrect answers. `gap` is their difference. All of these are `{"value", "low", "high"}`. Also returns `n` (correct
+    answers with a wrong step), `threshold`, `margin` and `finding` (bool).
 
     A finding, i.e. the scorer sees the answer instead of the process: the interval of `auroc` lies below one half plus
     `margin`, or the interval of `gap` above `margin`. The gap counts only if at least `LEAST` problems have an
@@ -148,7 +150,7 @@ def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str,
 
     `value` is the exact expected accuracy for `n` = 1, 2, ..., and `peak` the best n. `drop` is the loss from the peak
     to the largest n, with an interval over problems. Since a maximum is also high by luck, each half of the problems
-    uses the peak of the other half. A finding is a drop above `margin`.
+    uses the peak of the other half. `finding` (bool) is whether all of the interval of `drop` lies above `margin`.
 
     Raises ScoreError if scores depend on the whole pool.
     """
@@ -188,7 +190,9 @@ def diagnostics_report(
 ) -> dict[str, Any]:
     """Returns all diagnostics of scored ProcessBench chains, if given, and of scored pools by file.
 
-    A diagnostic without suitable data is `{"not_computed": reason}`.
+    Keys: `lowest_at_end` and `wrong_process` if `chains` are given, and `length_slopes` and `over_optimisation` by file
+    if there are pools. A diagnostic without suitable data is `{"not_computed": reason}`. Raises ScoreError or
+    NothingToMeasure as `pools_of` does.
     """
     report: dict[str, Any] = {}
     if chains is not None:

@@ -36,8 +36,9 @@ class RunOfTurns(NamedTuple):
 def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any] | None:
     """Returns over, under and false interventions of the scores and of the critics `telemetry` and `random`.
 
-    They are in `figures`, by critic, with intervals over tasks; `false` only if a run is solved. Returns None unless at
-    least two tasks have good turns, at least two have bad ones, and every turn has a score.
+    They are in `figures`, by critic, as `over`, `under` and `false` with intervals over tasks; `false` only if a run is
+    solved, `telemetry` only if it can be fitted. `n_good` and `n_bad` count turns, `n_solved` runs. Returns None unless
+    at least two tasks have good turns, at least two have bad ones, and every turn has a score.
     """
     bad_M = np.concatenate([run.bad_T for run in runs]) if runs else np.zeros(0)
     score_M = np.concatenate([run.score_T for run in runs]) if runs else np.zeros(0)
