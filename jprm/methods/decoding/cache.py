@@ -39,7 +39,10 @@ from jprm.tree import ReasoningTree, path_to
 
 
 def check(prm: PRM) -> None:
-    """Raises NotImplementedError if the model's keys and values cannot be cached."""
+    """Raises NotImplementedError if trees cannot be scored from cached keys and values.
+
+    Such a PRM has no step head, or is implicit (two models), or its step layer needs a layout that ends no chain.
+    """
     if find(prm.config.head).readout is None:
         raise NotImplementedError(f"head={prm.config.head!r}: live trees are scored by models with a step head")
     if prm.ratio is not None:
@@ -128,6 +131,7 @@ class Slots:
     ) -> None:
         """Computes the tokens ids[p], each row after the tokens in slots paths[p], and stores them in slots[p].
 
+        A path has all earlier tokens, from the first on: a token's position is its place in path and row together.
         Rows are padded to T new tokens and S earlier tokens, and must be no longer. states[p] are the places for the
         row's initial state (-1: none) and final state. Without `run` the program is only compiled.
         """
@@ -152,7 +156,10 @@ class Slots:
                 _extend.lower(*arguments).compile()
 
     def past(self, paths: Sequence[np.ndarray], S: int) -> decode.Past:
-        """Copies keys and values, one row per slot path, padded to S, for a loop that reads them often."""
+        """Copies keys and values, a row per slot path, for a loop that reads them often.
+
+        Paths begin at the first token, and are padded to S tokens; there are `rows(len(paths))` rows.
+        """
         R = self.rows(len(paths))
         path_RS, above_R = np.zeros((R, S), np.int32), np.zeros(R, np.int32)
         for r, path in enumerate(paths):
@@ -161,7 +168,7 @@ class Slots:
             return _past(self._pool.cache, *put_rows((path_RS, above_R), self.model.mesh))
 
     def keep(self, cache: decode.Cache, slots: Sequence[np.ndarray]) -> None:
-        """Stores each cache row's first keys and values in slots[row], as many as there are, but no hidden states.
+        """Stores each cache row's first len(slots[row]) keys and values in slots[row], but no hidden states.
 
         So nothing can be read at these slots; other tokens can be computed after them.
         """
@@ -321,8 +328,9 @@ class LiveTrees:
 
     Attributes:
       tokens: real tokens computed so far, each problem and step once.
+      scale, semantics: the PRM's, for the scores.
 
-    Raises NotImplementedError if the model cannot be decoded with a cache.
+    Raises NotImplementedError as `check`, or if a layer cannot decode with a cache.
     """
 
     def __init__(self, prm: PRM):
@@ -458,12 +466,12 @@ class PrefixCache:
 
     A caller's tokens form a trie: a slot is identified by the previous token's slot and the token id. When slots run
     out, the least recently used are taken, from branch ends. Callers share no tokens, so response times do not reveal
-    what another caller has scored.
+    what another caller has scored. Calls must not overlap; a failed computation empties the cache.
 
     Args:
       slots: number of tokens in the cache, which never grows.
 
-    Raises NotImplementedError if the model cannot be decoded with a cache.
+    Raises NotImplementedError as `check`, or if a layer is recurrent or cannot decode with a cache.
     """
 
     def __init__(self, prm: PRM, slots: int):

@@ -165,8 +165,8 @@ def forward(
     them. Without `fresh`, raises as `check`.
 
     Args:
-      fresh: B rows' cache; new keys and values are written to it at `start`. None for rows that begin with the
-          new tokens.
+      fresh: B rows' cache; new keys and values are written to it at `start`, where it must have room for all T. Absent
+          for rows that begin with the new tokens.
       length_B: real new tokens per row, for recurrent states; by default all.
       age_B: each row's tokens in its own cache, if rows began at different times: `fresh` is then a ring, in which
           they are the last ones before `start`, and there must be one new token.
@@ -429,7 +429,7 @@ def next_token(
       table_VP: `progress_table`, which finds the ends of steps.
       stop_V: whether a token is a stop token.
       at_step: if true, a sample also ends at the end of a step.
-      limit: most tokens per sample.
+      limit: most tokens per sample, with those of `begun_B`.
       entropies: most probable tokens over which entropies are computed, e.g. 20; 0 skips them.
     """
     at = s.count % s.written_BN.shape[1]
@@ -478,7 +478,8 @@ def decode_samples(
 ) -> DecodingState:  # fmt: skip
     """Decodes until all needed samples have ended, or all samples in `enough` rows, or a running sample has no room.
 
-    Arguments as in `next_token`; `needed_B` marks the needed samples. The arrays of `samples` are reused (donated).
+    Arguments as in `next_token`; `needed_B` marks the needed samples; `enough` counts rows that had ended before, too.
+    The arrays of `samples` are reused (donated).
     """
     room, R = samples.written_BN.shape[1], len(past.seen_RS)
 

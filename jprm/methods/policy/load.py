@@ -30,12 +30,12 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
 
     A run's folder, a Hugging Face folder or a GGUF file is sampled in this process with the defaults of
     `SamplerConfig`. A JSON file describes a server, {"url": ..., "model": ...} with further fields of `ServerConfig`,
-    or a model, {"model": PATH} with further fields of `SamplerConfig`.
+    or a model, {"model": PATH} with further fields of `SamplerConfig`. PATH is relative to the working directory.
 
     A model is loaded at once; a server is not contacted before the first sample.
 
     Raises:
-      RecordError: the file is not a JSON object, or a field is unknown, missing or of the wrong type.
+      RecordError: the file is not a JSON object, or a field is unknown, missing, out of range or of the wrong type.
       FileNotFoundError, ValueError: the model is absent, damaged or not supported.
       OSError: the Hub lacks the model (`hf://...`), or is unreachable.
     """
@@ -95,9 +95,10 @@ def _checked(kind: type, settings: dict[str, Any]) -> Any:
 
 @contextlib.contextmanager
 def refusing(where: str, field: str, remedy: str) -> Iterator[None]:
-    """Converts the block's ValueErrors to RecordErrors at `where`, with `remedy`, in `field` or the one it names.
+    """Converts the block's ValueErrors to RecordErrors at `where`, in `field`, with `remedy`.
 
-    An OptionError's known values replace the remedy. Other errors, e.g. FileNotFoundError, pass.
+    An OptionError gives its own `field`, and its `known` values as the remedy. Other errors, e.g. FileNotFoundError,
+    pass.
     """
     try:
         yield

@@ -443,7 +443,7 @@ def request_body(config: ServerConfig, prefix: Prefix, until: Until, seed: int, 
     """Returns the JSON body of a request for one sample after the prefix; sends nothing.
 
     It has `prompt` (completions) or `messages` (chat), `model`, `seed` as given, the sampling settings, the keys of
-    `extra` that are not null, and a token limit.
+    `extra` that are not null, and `max_tokens` (`max_completion_tokens` if `extra` has a number for it).
 
     Args:
       until: `step` adds the delimiter as `stop`; `end` adds no stop.
@@ -563,8 +563,8 @@ def read_reply(config: ServerConfig, until: Until, reply: Any) -> tuple[Sample, 
     """Returns the sample in a reply (parsed JSON) to a request for a step or a whole chain (`until`), and its raw text.
 
     For a step the sample has at most one; a blank one is a sample without steps and with reason `step`. The reason is
-    `stop`, `length` or, for a step, `step`. Log-probabilities are None and () unless
-    `config.logprobs` is set and all of them are valid.
+    `stop`, `length` or, for a step, `step`. `logprob` is None, `token_logprobs` and `alternatives` are (), unless
+    `config.logprobs` is set and all values are valid.
 
     Raises ValueError unless the reply has exactly one choice with text, a known `finish_reason` and
     `usage.completion_tokens`.

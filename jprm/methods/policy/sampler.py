@@ -196,7 +196,7 @@ class Sampler:
         self.name = f"{name}#{self._digest}"
 
     def stop_at(self, token: int) -> None:
-        """Makes all later samples also end at this token id, with reason `stop`."""
+        """Makes all later samples also end at this token id, with reason `stop`; the policy's `name` stays."""
         self._stop_V = self._stop_V | (np.arange(len(self._stop_V)) == token)
 
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
@@ -295,11 +295,12 @@ class Sampler:
         Args:
           length_B: number of tokens before each sample.
           last_B: the last of them.
-          number_B: a sample's random key, together with `hash_B`; equal keys give equal samples.
+          number_B: uint32, a sample's random key, together with `hash_B`; equal pairs give equal samples.
           hash_B: see `text_hash`.
           end_B: `decode.RUNNING`, or `decode.STOP` for padding.
           until: `step` or `end`, as in `Policy.sample`.
-          kept: receives finished samples with their keys, and the row of `past` for every m of them.
+          kept: called with the state and each row's place in `past` before rows are dropped, and at the end. Some
+              samples may be unfinished; a later call has them again, with all their tokens.
         """
         rows = DecodingRows(self, len(end_B) // m, m, until)
         rows.begin(past, length_B, last_B, number_B, hash_B, end_B)
@@ -438,7 +439,8 @@ def places_of(params: Mapping, mesh: Mesh) -> dict:
 def stored_layer(stack: Mapping, index: Mapping[str, Int[Array, ""]], times: int, dtype: Dtype) -> dict:
     """Returns one layer from a stack, in storage format `dtype`, with key-value heads repeated `times` times.
 
-    `index` has the layer's place in the stack by role. Arrays, by role, keep a first axis of size 1.
+    `index` has the layer's place in the stack by role, as in `layer_places`; `times` is from `repeats`. Arrays, by
+    role, keep a first axis of size 1.
     """
 
     layer = {role: jax.lax.dynamic_slice_in_dim(w, index[role], 1, 0) for role, w in stack.items()}
@@ -537,7 +539,7 @@ class DecodingRows:
         return {name: self._put(self.host[name]) for name in names}
 
     def begin(self, past: decode.Past, length_B, last_B, number_B, hash_B, end_B) -> None:
-        """Begins all samples, given their prompts' keys; arguments as in `Sampler.decoded`."""
+        """Begins all samples, given the prompts' keys and values; arguments as in `Sampler.decoded`."""
         self.host |= {"last_B": last_B, "number_B": number_B, "hash_B": hash_B, "end_B": end_B.copy()}
         self.host |= {"first_B": length_B - 1, "needed_B": np.ones(len(end_B), bool)}
         places = np.arange(len(end_B)).reshape(-1, self.m).tolist()
@@ -546,7 +548,7 @@ class DecodingRows:
         self._begin()
 
     def fill(self, free: Sequence[int], jobs: Sequence[Job]) -> None:
-        """Begins the jobs, one per row, in the first of the rows `free`; computes each distinct prompt once."""
+        """Begins the jobs in the first of the rows `free`, which must suffice; computes each distinct prompt once."""
         sampler, m, R = self.sampler, self.m, len(self.jobs)
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
         size = padded_size(max(SHORTEST_PROMPT, *map(len, prompts)))
@@ -641,9 +643,9 @@ class DecodingRows:
         return drawn
 
     def drop_ended(self, kept: Callable | None = None) -> None:
-        """Drops finished rows, which must be collected, if this leaves `FEWER` times fewer; else does nothing.
+        """Drops finished rows, already collected, if this leaves `FEWER` times fewer, and renumbers the others.
 
-        `kept` receives the state, and each row's place in `past`, first.
+        `kept` receives the state, and each row's place in `past`, before the drop.
         """
         left, ended = np.flatnonzero(self._running_R), np.flatnonzero(~self._running_R)
         size = self.sampler.rows(len(left))

@@ -17,7 +17,7 @@ from jprm.model.mesh import MESH_AXES, MeshConfig, make_mesh, without
 
 
 def on_own_mesh(arrays: Any, mesh: Mesh) -> Any:
-    """Returns a complete copy of a tree of arrays on this process's `own_mesh`; itself if it is the only process.
+    """Returns a complete copy of a tree of arrays on `mesh`, this process's `own_mesh`; itself if there is no other.
 
     All processes of the group must call this together. A device receives only its part, directly from other devices.
     """

@@ -127,7 +127,7 @@ def shaping(potential_P: Float[Array, " P"], gamma: float) -> Float[Array, " P1"
 def progress(value_P: Float[Array, " P"], start: float) -> Float[Array, " P1"]:
     """V_j - V_{j-1} (Setlur et al. 2024): a step's advantage under the prover whose success rate the PRM predicts.
 
-    `start` is the value before the first step. The tail has 0.
+    `start` is the value before the first step, e.g. the mean of the group's first scores. The tail has 0.
     """
     return np.append(np.diff(np.asarray(value_P, np.float64), prepend=start), 0.0)
 
@@ -178,7 +178,7 @@ def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
 def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
     """C_j - b_j, with b_j over C_j in the samples that reach the j-th segment (Peters & Schaal 2008).
 
-    C_j sums rewards from segment j on, discounted by `gamma`; `name` is the baseline, e.g. `rloo`. b_j is 0 if no other
+    C_j sums rewards from segment j on, discounted by `gamma`; `name` must be `rloo` or `dr_grpo`. b_j is 0 if no other
     sample reaches j. It depends on j, known before the segment is sampled, and on other samples, so the gradient is
     unbiased for any lengths.
     """
@@ -205,7 +205,7 @@ def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
     deviation.
 
     m is subtracted once per following step. If the policy decides how many follow, that changes the objective: a step
-    costs m. The tail's advantage is 0; all are, if the step rewards are equal.
+    costs m. The tail's reward is ignored, its advantage 0; all are 0 if the step rewards are equal.
     """
     steps_GP, count = [reward_P1[:-1] for reward_P1 in reward_GP1], len(reward_GP1)
     step_N = np.concatenate(steps_GP)
@@ -248,9 +248,9 @@ def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
 def gdpo(reward_G: Float[Array, " G"], score_GP: StepScores, states: States, config: CreditConfig) -> Process:
     """A_i = norm(R)_i + w norm(S)_i, each component normalised separately in the group (Liu et al. 2026, GDPO).
 
-    S is a sample's mean step score, 0 without steps. A sample's segments all have the same advantage; `states` are
-    unused. Summing before normalising would lose the component with the smaller spread. The paper also divides by the
-    batch's deviation, one number for all samples in an update.
+    norm is `normalised`, w `config.weight`; S is a sample's mean step score, 0 without steps. A sample's segments all
+    have the same advantage; `states` are unused. Summing before normalising would lose the component with the smaller
+    spread. The paper also divides by the batch's deviation, one number for all samples in an update.
     """
     score_G = np.array([score_P.mean() if len(score_P) else 0.0 for score_P in score_GP])
     total_G = normalised(reward_G, config.advantage) + config.weight * normalised(score_G, config.advantage)
@@ -260,8 +260,9 @@ def gdpo(reward_G: Float[Array, " G"], score_GP: StepScores, states: States, con
 def gigpo(reward_G: Float[Array, " G"], score_GP: StepScores, states: States, config: CreditConfig) -> Process:
     """A_j = norm(sum_k r_k) + w norm(C_j | equal states) (Feng et al. 2025, GiGPO).
 
-    Rewards are the steps' scores, and the verifier's at the end. C_j is the reward to go, compared among all the
-    group's segments that begin in the same state; a state with one occurrence gives 0.
+    norm is `normalised`, w `config.weight`. Rewards are the steps' scores, and the verifier's at the end. C_j is the
+    reward to go, discounted by `config.gamma`, compared among all the group's segments that begin in the same state; a
+    state with one occurrence gives 0.
     """
     reward_GP1 = [np.append(score_P, reward) for score_P, reward in zip(score_GP, reward_G, strict=True)]
     total_G = normalised(np.array([reward_P1.sum() for reward_P1 in reward_GP1]), config.advantage)
@@ -306,13 +307,14 @@ Form = Callable[["Float[Array, ' P']", "CreditConfig", float], "Float[Array, ' P
 class Credit:
     """Rewards for a chain's steps.
 
-    form: (step scores, options, mean score of the group's first steps) to P + 1 segment rewards; by default steps are
-        not rewarded.
+    form: (step scores with `offset` added, options, mean score of the group's first steps) to P + 1 segment rewards;
+        by default steps are not rewarded.
     scales: the scales that `form` accepts (`jprm.score.scale.Scale.weight`).
     tail: whether the form rewards the tail, which is not a step.
     verifier: whether the verifier's reward counts.
     follows: whether a segment is credited with later rewards. Progress is an advantage already.
-    whole: (rewards, scores, states, options) to segment advantages, for a method with its own baselines.
+    whole: (rewards, scores with `offset` added, states, options) to segment advantages, which are not weighted again,
+        for a method with its own baselines.
     """
 
     source: str
@@ -457,8 +459,9 @@ class CreditConfig:
 def segment_rewards(reward_G: Float[Array, " G"], scores: StepScores, config: CreditConfig) -> Process:
     """Returns the form's rewards for every sample's segments, in float64; 0 if the credit has no form.
 
-    With `config.gate` they pass `gate`, correct if the verifier's reward is above 0. The verifier's own rewards are not
-    included. For the arguments see `segment_advantages`.
+    Scores get `config.offset`, but rewards not yet `config.weight`. With `config.gate` they pass `gate`, correct if the
+    verifier's reward is above 0. The verifier's own rewards are not included. For the arguments see
+    `segment_advantages`.
 
     Raises ValueError if the form does not give P + 1 rewards, or rewards the tail although `tail` is False.
     """
@@ -488,7 +491,7 @@ def segment_advantages(
     config: CreditConfig,
     states: States | None = None,
 ) -> list[Float[Array, " P1"]]:
-    """Returns the advantages for every sample's segments, in float64; no norm is applied.
+    """Returns the advantages for every sample's segments, in float64: all of `config` except its norm is applied.
 
     Args:
         reward_G: the verifier's rewards, above 0 for a correct sample. A negative one is a penalty, e.g. for a chain

@@ -491,11 +491,12 @@ def refusal(
 ) -> str:  # fmt: skip
     """Returns why a server's log-probabilities for kept tokens differ from the learner's; empty if they agree.
 
-    `tolerance` is in nats per token, for the mean distance to `learner_N`. A NaN is refused.
+    `tolerance` is in nats per token, for the mean distance to `learner_N`. A NaN is refused. `written_N` are the
+    learner's with parameters rounded as in the servers' files.
 
-    Small updates move them by less than rounding does. So for each set in `stale`, with log-probabilities under
-    parameters that the server should have replaced, least squares estimate the server's position on the line from the
-    pushed parameters, as written, to the stale ones: 0 is pushed, 1 is stale. More than `STALE` is refused if it
+    Small updates move them by less than rounding does. So for each set in `stale`, by name ("the last push"), with
+    log-probabilities under parameters that the server should have replaced, least squares estimate the server's
+    position on the line from `written_N` to the stale ones: 0 is pushed, 1 is stale. More than `STALE` is refused if it
     exceeds `ERRORS` standard errors, so that a thousand pushes raise no false alarm.
     """
     kept, apart = f"its log-probabilities of {len(server_N)} kept tokens", float(np.abs(server_N - learner_N).mean())
@@ -523,8 +524,9 @@ def log_probabilities(
 ) -> Float32[np.ndarray, " N"]:  # fmt: skip
     """Returns the model's log-probability for every sampled token, for all (prompt ids, sampled ids), concatenated.
 
-    The prompts' tokens are left out. `sequences` must not be empty. `written` is the number type of the servers' files,
-    to which the parameters are rounded first; `params` stay unchanged.
+    They are at temperature 1, over all tokens. The prompts' tokens are left out. `sequences` must not be empty.
+    `written` is the number type of the servers' files, to which the parameters are rounded first; `params` stay
+    unchanged.
     """
     trees = [next_tokens(merged(str(i), prompt, [ids])) for i, (prompt, ids) in enumerate(sequences)]
     size = padded_size(max(len(tree.tokens_N) for tree in trees))

@@ -330,8 +330,9 @@ class Loop:
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the groups' steps; adopts it if its AUROC on held-out steps has not fallen.
 
-        Appends {"update", "before", "after", "adopted"} to `progress.refreshes` and logs it. Does nothing if no step
-        has a label. Blocks until the PRM is trained (`refresh.refreshed`).
+        Appends {"update", "before", "after", "adopted"} to `progress.refreshes` and logs it. An AUROC is None without
+        both right and wrong steps; then the PRM stays. Does nothing if no step has a label. Blocks until the PRM is
+        trained (`refresh.refreshed`).
         """
         progress, config = self.progress, self.config
         records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, self.samples.policy)

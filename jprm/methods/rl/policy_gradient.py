@@ -203,8 +203,8 @@ BLOCK = 128
 def in_blocks(function: Callable[..., Any], *arrays_BS: Float[Array, "B S *X"]) -> Any:
     """Returns `function(*arrays)`, computed for `BLOCK` slots at a time and again for the gradient.
 
-    `function` gets the arrays' blocks (B, b, ...) and must return (B, b) arrays, one or a tuple; the result has the
-    same structure, with (B, S) arrays.
+    `function` gets the arrays' blocks (B, b, ...), the last padded with zeros, and must return (B, b) arrays, one or a
+    tuple; the result has the same structure, with (B, S) arrays.
     """
     B, S = arrays_BS[0].shape[:2]
     block = min(BLOCK, S)
@@ -249,8 +249,8 @@ def log_probabilities(
 ) -> Float[Array, "B S"]:
     """Returns log p(the slot's token | the tokens before it) under softmax(logits / temperature), in float32.
 
-    `params` are {"decoder", "head"}. Rows must be a policy's, with a slot for every token and its id as label. Logits
-    exist for one block of slots at a time, also in the gradient.
+    `params` are {"decoder", "head"}. Rows must be a policy's, with a slot for every token and its id as label; padding
+    slots have meaningless values. Logits exist for one block of slots at a time, also in the gradient.
     """
     head = gathered_head(params, config)
 

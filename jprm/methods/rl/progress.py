@@ -36,8 +36,9 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
     Every process of the group must call it, and waits; the first one writes. Also imports the user's verifier, check of
     the working or environment.
 
-    Raises ValueError if the folder holds another experiment's run, or data or judges changed since its checkpoint. Also
-    raises as `verifiers.find`, e.g. FileNotFoundError for a checker's file.
+    Raises ValueError if the folder has a checkpoint and its experiment (except `FREE` fields), data or judges differ.
+    Without a checkpoint they are overwritten. Also raises as `verifiers.find`, e.g. FileNotFoundError for a checker's
+    file.
     """
     files = {file: path_of(file) for file in (*config.problems, *config.held_out)}
     multihost.first(_record, workdir, config, store.data_digests(files))
@@ -91,6 +92,7 @@ class Progress:
 # both policies draw fresh samples, and one test on these decides.
 
 Evaluation = Mapping[str, Any]
+"""Figures of `rollout.evaluation`, with `update`, and `kl` and `check` as in `Loop.evaluate`."""
 
 FALSE_ALARMS = 0.05
 """The gaming guard ends at most this fraction of runs that lose no accuracy, at any length."""
@@ -136,7 +138,7 @@ def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> di
 
 
 def p_worse(before: Evaluation, after: Evaluation) -> float:
-    """Returns the one-sided p-value for a fall in accuracy, by a t-test paired by problem.
+    """Returns the one-sided p-value for a fall in accuracy, by a t-test on `gold_P`, paired by position.
 
     1 if accuracy did not fall or there is one problem. If all problems fell by the same amount, the sign test is used.
     """

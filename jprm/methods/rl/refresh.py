@@ -87,7 +87,8 @@ def labelled(
     such chains, are left out.
 
     Args:
-        verdicts: by group, sample and step; None gives the label None. Raises ValueError if lengths do not match.
+        verdicts: by group, sample and step; None gives the label None. Raises ValueError for other counts of groups or
+            samples, but does not check the steps'.
         semantics: with `value` a label is the verdict itself. With `correctness` it is 1.0 or 0.0, with `rating` 1.0 or
             -1.0: any verdict above 0 is right, Math-Shepherd's hard estimate.
     """

@@ -45,15 +45,21 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """One problem's samples. There are scores only with a PRM."""
+    """One problem's samples.
+
+    reward_G: the verifier's rewards, in [0, 1]; the floor (`guards.floor`) for blank and cut-off chains.
+    scores: the PRM's step scores, by sample; None without a PRM. `second`: the second PRM's, for held-out samples.
+    fused: whether the PRM is a fused verifier, whose score for a chain is its last step's, not its lowest.
+    lost: number of samples that the environment lost. Only held-out groups keep them in `samples`.
+    """
 
     record: Record
     samples: list[Rollout]
-    reward_G: Float[np.ndarray, " G"]  # of the verifier, in [0, 1]; of blank chains and those cut off, the floor
+    reward_G: Float[np.ndarray, " G"]
     scores: list[Float[np.ndarray, " P"]] | None
-    fused: bool = False  # the scores are of a fused verifier: a chain's is its last step's, not its lowest
-    lost: int = 0  # samples that the environment lost, which are not among the others
-    second: list[Float[np.ndarray, " P"]] | None = None  # scores of the second PRM, of held-out samples
+    fused: bool = False
+    lost: int = 0
+    second: list[Float[np.ndarray, " P"]] | None = None
 
     def json(self) -> dict[str, Any]:
         """Returns the fields as JSON; float32 is preserved.
@@ -305,7 +311,7 @@ def neutral_tree(
 def demonstrations(records: Sequence[Record], layout: Layout, config: RLExperiment) -> list[TokenTree]:
     """Returns a tree of each record's solution, `steps`, with the end of text; advantages are 0.
 
-    `read_records` gives such records with `solved`.
+    `read_records` gives such records with `solved`. Tokens are weighted by `config.credit.norm`.
     """
     trees = []
     for record in records:
@@ -382,7 +388,7 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
 
     Groups must have equally many samples. `seed` resamples the problems.
 
-    gold: mean reward of the verifier, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
+    gold: mean of `Group.correct_G`, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
         incorrect chains only, None if there are none. Both are absent without a PRM.
@@ -507,8 +513,8 @@ def train_figures(groups: Sequence[Group]) -> dict[str, float]:
     """Returns an update's figures; there must be a group.
 
     Means over chains: `chain_tokens`, `chain_steps`, and the fractions `blank` and `truncated`. Means over groups:
-    `reward`, the fraction `same_reward` with equal rewards, and with a PRM `proxy`, the chain scores. For episodes also
-    the fraction `lost`, and `observed`, the environment's tokens per episode.
+    `reward` (`Group.correct_G`), the fraction `same_reward` with equal rewards, and with a PRM `proxy`, the chain
+    scores. For episodes also the fraction `lost`, and `observed`, the environment's tokens per episode.
     """
     chains = [sample for group in groups for sample in group.samples]
     figures = {

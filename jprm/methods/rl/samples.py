@@ -237,7 +237,8 @@ def go_on(
 ) -> list[tuple[Begun, ...]]:
     """Continues the groups' open chains until all chains of the first group's update have ended.
 
-    `seed` is the run's; `costs`, the expected new tokens per group, balance the processes' parts.
+    `groups` must not be empty, and in order of updates; `seed` is the run's; `costs`, the expected new tokens per
+    group, balance the processes' parts.
 
     Returns all chains, by group and in order: ended ones unchanged, later updates' maybe still `open`. Every process
     must call it, as `sample`. Raises ValueError if `check_exact` refuses the policy.
@@ -354,8 +355,9 @@ def group_tree(
 ) -> TokenTree:
     """Returns the tree of a group, with a slot for every sampled token: see `jprm.token_tree.next_tokens`.
 
-    A slot's weight is the sum of its samples' weights, by default their number. It is the factor of the KL term and
-    metrics, and makes `next_token` on the tree the likelihood of the samples. Its extras are `EXTRAS`.
+    A slot's weight is the sum of its samples' weights, by default their number, 0 for an environment's token. It is the
+    factor of the KL term and metrics, and makes `next_token` on the tree the likelihood of the samples. Its extras are
+    `EXTRAS`.
 
     Args:
         name: for error messages.
