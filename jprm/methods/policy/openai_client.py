@@ -187,7 +187,7 @@ class ServerPolicy:
 
     Attributes:
       took: callback (position, sample) for each finished sample, failed ones included; sample j of prefix i has
-        position i * n + j.
+        position i * n + j. It is not called if the first check of a chat server fails, which fails all samples.
 
     Raises:
       ValueError: the environment variable for the key is unset or invalid, or `template` cannot be used.

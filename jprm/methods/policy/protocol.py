@@ -104,7 +104,7 @@ class TurnPolicy(Protocol):
         ...
 
     def steps_of(self, tree: ReasoningTree) -> ReasoningTree:
-        """Converts a message tree to a tree with a step per turn, and registers its task.
+        """Converts a message tree to a tree with a step per turn, {"messages": ...} as text, and registers its task.
 
         Raises RecordError if it has no messages or no turns, or does not begin as the environment does; OSError if the
         environment cannot begin.
@@ -114,7 +114,8 @@ class TurnPolicy(Protocol):
     def messages_of(self, tree: ReasoningTree) -> ReasoningTree:
         """Converts a step tree to a message tree that begins with the environment's messages.
 
-        Raises KeyError for an unknown task, ValueError for a step that is not a turn, OSError as `steps_of`.
+        Its task has the tree's problem. Raises KeyError for an unknown task, ValueError for a step that is not a turn,
+        OSError as `steps_of`.
         """
         ...
 

@@ -87,7 +87,8 @@ class KeptPolicy:
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """See `Policy.sample`; asks the other policy only for missing samples, and passes its errors on.
 
-        After an error the samples of completed calls to it are stored. Equal prefixes get equal samples.
+        Failed samples are returned, too. After an error the samples of completed calls to it are stored. Equal prefixes
+        get equal samples.
         """
         keys = [prefix_key(prefix) for prefix in prefixes]
         missing: dict[tuple[int, int], dict[str, Prefix]] = collections.defaultdict(dict)

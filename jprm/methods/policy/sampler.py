@@ -147,7 +147,7 @@ class Sampler:
     """A `Policy` of a language model on a mesh. `logprob` is under the model itself: temperature 1, all tokens.
 
     A sample's tokens do not depend on other samples in the batch, except through the last bits of its logits. If the
-    tokenizer has no end of text, chains never end.
+    tokenizer has no end of text, chains only end at `max_tokens`. Whether they fit the model's context is not checked.
 
     Attributes:
       params, config: the model's, with one group per layer, and key-value heads repeated for the mesh.

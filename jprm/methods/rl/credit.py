@@ -368,7 +368,7 @@ def find(name: str) -> Credit:
 class CreditConfig:
     """From rewards and scores to tokens.
 
-    name: in `CREDITS`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
+    name: in `CREDITS`, e.g. `sum` or `sum_prm_alone`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
     advantage: in `ADVANTAGES`.
     baseline: in `BASELINES`; by default `step` with advantage="grpo", which allows no other, and `to_go` otherwise.
     norm: the divisor for a token's advantage. `sequence`, its sample's tokens (GRPO); `group`, the group's mean token

@@ -269,8 +269,8 @@ class Loop:
         """Evaluates the policy on held-out problems and ends the run, `progress.ended`, if a guard fires.
 
         Appends to `progress.evaluations`: `rollout.evaluation` with `update`, `sampled_tokens`, `kl` (None without a
-        reference), with a PRM `prm` and `auroc`, and `check` (`fresh_test`) after a suspicion. Logs them, and writes
-        `rl.json` unless the run ends.
+        reference), with a PRM `prm` (the adopted refresh, or "") and `auroc`, and `check` (`fresh_test`) after a
+        suspicion. Logs them, and writes `rl.json` unless the run ends.
         """
         config, progress = self.config, self.progress
         self.at(progress.update, "evaluating")

@@ -49,10 +49,11 @@ def check(config: RLExperiment) -> None:
 def verdicts_of_rollouts(
     groups: Sequence[Group], policy: Policy, verifier: Verifier, config: RefreshConfig
 ) -> list[list[list[float | None]]]:
-    """Returns, by problem, sample and step, the accepted fraction of the policy's completions.
+    """Returns, by group, sample and step, the accepted fraction of the policy's completions.
 
-    The last step has 1 if the chain's own reward is at least 1, else 0. Samples beyond a problem's first
-    `config.chains` have None at each step. Draws `config.rollouts` completions per other step, in one call.
+    Failed and cut-off ones count as rejected. The last step has 1 if the chain's own reward is at least 1, else 0.
+    Samples beyond a problem's first `config.chains` have None at each step. Draws `config.rollouts` completions per
+    other step, in one call.
 
     Raises as `policy.sample` and `Verifier.rewards`.
     """

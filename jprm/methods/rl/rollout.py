@@ -254,8 +254,8 @@ def _scored_turns(prm: PRM, groups: Sequence[Sequence[Rollout]]) -> list[list[li
 def trees_of(groups: Sequence[Group], layout: Layout, config: RLExperiment) -> list[TokenTree]:
     """Returns an update's training trees, by `config.method`; maybe several or none for a group.
 
-    Policy gradients have a tree per prompt and sampling policies. `rejection` has one per prompt of accepted samples,
-    the pairs methods those of `preference_trees`; a group with equal rewards may give none. Raises ValueError as
+    Policy gradients have a tree per prompt and sampling policies. `rejection` has one per prompt of samples with reward
+    1, the pairs methods those of `preference_trees`; a group with equal rewards may give none. Raises ValueError as
     `group_tree` and `token_advantages`.
     """
     return [tree for group in groups for tree in _trees(group, layout, config)]
@@ -392,8 +392,8 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
         incorrect chains only, None if there are none. Both are absent without a PRM.
-    working: fraction of chains with right working; `right_with_wrong_working`: fraction of correct chains with wrong
-        working, None if no chain is correct.
+    working: fraction of chains with right working (`right_working`); `right_with_wrong_working`: fraction of correct
+        chains with wrong working, None if no chain is correct.
     disagreement: mean distance between the two PRMs' scores of a step, None without steps; `second`: the second one's
         `proxy`. Both are absent without a second PRM.
     tokens, steps: means per chain. blank, truncated: fractions of chains. `examples`: as the function returns them.

@@ -226,8 +226,8 @@ class Samples(Protocol):
     def figures(self, ahead: Ahead, update: int) -> dict[str, float]:
         """Returns figures for the update's line, {} if there are none.
 
-        `behind`: by how many updates the sampling policy was behind, a mean over tokens with `carry`. From servers also
-        `left_out`, servers that failed, and `drawn_here`, samples from this process.
+        `behind`, with `stale`: by how many updates the sampling policy was behind, a mean over tokens with `carry`.
+        From servers also `left_out`, servers that failed, and `drawn_here`, samples from this process.
         """
         ...
 
