@@ -96,9 +96,10 @@ Same = Callable[[str, str], bool]
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
     """Returns whether `answer` equals `truth`; False if either is absent. Thread-safe.
 
-    The true answer must come first: a true 3.14 equals a given 3,14, but not the reverse. A symbolic comparison, in a
-    worker process that the first one starts, takes at most `limit_s` seconds, after which it counts as unequal. Raises
-    ValueError if either is neither a text nor a number, OSError if the worker does not start.
+    Both are as written, e.g. with units or LaTeX; 18% equals 18 and 0.18, and 10 cm equals 10. The true answer must
+    come first: a true 3.14 equals a given 3,14, but not the reverse. Above 2,000 characters, texts are compared. A
+    symbolic comparison, in a worker process that the first one starts, takes at most `limit_s` seconds, after which it
+    counts as unequal. Raises ValueError if either is neither a text nor a number, OSError if the worker does not start.
     """
     left, right = forms.canonical_answer(truth), forms.canonical_answer(answer)
     if left is None or right is None:

@@ -45,9 +45,10 @@ _NONE = Extracted(None, None)
 
 
 def extract(text: str, *, form: Rule | None = None) -> Extracted:
-    """Returns the final answer, as written, and its rule. If `form` is given, e.g. `box`, only that rule counts.
+    """Returns the final answer, as written, and its rule, the last one in the text (rules: this module's docstring).
 
-    Both are None if the text states no answer (by `form`). Raises ValueError for an unknown form.
+    If `form` is given, one of `RULES` (`box`, `tag`, `statement`, `heading`, `number`), only that rule counts. Both are
+    None if the text states no answer (by `form`), or its last mark is cut off. Raises ValueError for an unknown form.
     """
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")
@@ -68,7 +69,7 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
 
 
 def extract_answer(text: str) -> str | None:
-    """Returns the final answer of a text, as written, or None if it states no answer."""
+    """Returns the final answer of a text, as written, by any rule of `extract`; None if it states no answer."""
     return extract(text).answer
 
 

@@ -418,7 +418,10 @@ _SEVERAL = re.compile(rf"{_QUANTITY.pattern}(?:\s*,?\s*(?:and\s+)?{_QUANTITY.pat
 
 
 class Number(NamedTuple):
-    """An everyday number: exact value, whether it is a decimal (maybe rounded), whether in percent, and its unit."""
+    """An everyday number: exact value, whether it is a decimal (maybe rounded), whether in percent, and its unit.
+
+    The unit is a name as by `unit_of`, or "".
+    """
 
     value: Fraction
     rounded: bool
@@ -430,7 +433,8 @@ class Number(NamedTuple):
 def number_of(answer: str | float) -> Number | None:
     """Parses an answer as a number, exactly; None for other texts, inf and NaN, and exponents with four digits. Cached.
 
-    A percentage keeps its number: 18% has the value 18 and `percent`.
+    The text is as written, also in words, e.g. "two dozen eggs". A percentage keeps its number: 18% has the value 18
+    and `percent`.
     """
     if not isinstance(answer, str):
         finite = isinstance(answer, int) or math.isfinite(answer)
@@ -553,8 +557,9 @@ def canonical_answer(answer: Any) -> str | float | None:
 
     Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") give an int or float by value,
     other strings their stripped text; booleans and infinities give their text, e.g. "True". A missing answer, a blank
-    string and NaN count as no answer. A decimal that no float holds gives its text. Raises ValueError for other types,
-    e.g. lists.
+    string and NaN count as no answer. Units are dropped, so "5 m" equals "5 km"; "1/2" and "18%" stay text, unequal to
+    0.5 and 0.18 (`equivalent` compares these). A decimal that no float holds gives its text. Raises ValueError for
+    other types, e.g. lists.
     """
     if answer is None or isinstance(answer, float) and math.isnan(answer):
         return None

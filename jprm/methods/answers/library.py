@@ -29,8 +29,8 @@ _worker = Worker("jprm.methods.answers.library")
 def compare(truth: str, answer: str, limit_s: float) -> bool | None:
     """Returns whether two LaTeX answers are equal; None if either does not parse or `limit_s` seconds ran out.
 
-    Blocks while the worker process, which the first call starts, answers another thread. Raises OSError if it does not
-    start.
+    They must have no delimiters, e.g. `\\frac{1}{2}`; unreadable parts are skipped silently. Blocks while the worker
+    process, which the first call starts, answers another thread. Raises OSError if it does not start.
     """
     return _worker.ask([truth, answer], limit_s)
 

@@ -71,9 +71,9 @@ def end_of_thoughts(text: str) -> int:
 
 
 def prose_of(text: str) -> Prose:
-    """Removes tokens, HTML and Markdown emphasis, and long gaps; formulas keep theirs.
+    """Removes tokens, HTML and Markdown emphasis, and long gaps; formulas keep their marks.
 
-    Bold spans refer to the new text.
+    Thoughts stay: cut them first by `end_of_thoughts`. Bold spans, half-open (start, end), refer to the new text.
     """
     text = _WIDE.sub(lambda gap: gap[0][:2], text)
     # \b and \f of a string that was not escaped

@@ -45,10 +45,11 @@ class CommandChecker:
       suffix: of the checked file, e.g. `.v`.
       source: text of the file: `{steps}`, and keys of the record, e.g. `{problem}`. Write a literal brace twice.
       step: text of each step in `{steps}`, on lines of its own: `{step}`, and `{number}` from 1.
-      proved: exit status of a proved chain, or a pattern found in its output. Otherwise the chain is not proved.
-      error: pattern in the output for a wrong chain. A chain without it that is not proved is undecided. Its group
-        `line` (a line of the file) or `step` (a number) locates the wrong step. Empty: every unproved chain is wrong.
-      unsound: pattern of steps or output with which a chain does not count as a proof, e.g. `\\bsorry\\b`.
+      proved: exit status of a proved chain, or a regular expression found in its output. Otherwise it is not proved.
+      error: regular expression found in the output for a wrong chain. A chain without it that is not proved is
+        undecided. Its group `line` (of the file) or `step`, both from 1, locates the wrong step. Empty: every unproved
+        chain is wrong.
+      unsound: regular expression for steps or output with which a chain is no proof, e.g. `\\bsorry\\b`. Empty: off.
       seconds: time limit per chain; a chain that exceeds it is undecided.
       memory: limit in bytes, including reserved memory.
       folders: further read-only folders in the sandbox, as absolute paths or below `~`.
@@ -177,8 +178,8 @@ class ChainVerdict:
 
     Attributes:
       proved: None if undecided.
-      reason: text of the error, or why the chain is undecided.
-      step: index of the wrong step, if known.
+      reason: text of the error, or why the chain is undecided; "" if it is proved.
+      step: index from 0 of the wrong step, if known.
     """
 
     proved: bool | None
@@ -191,9 +192,9 @@ def judge_chains(
 ) -> list[ChainVerdict]:
     """Judges (record, steps) chains, as many at once as there are processors; returns verdicts in order. Blocks.
 
-    Records must pass `check_record`. A chain whose steps have the `unsound` pattern is not run. Without `in_sandbox`,
-    the checker has the user's permissions. Raises OSError if there is no sandbox, or the checker is absent or does not
-    start in it.
+    Records must pass `check_record`, else KeyError. A chain whose steps match `unsound` is not run, and counts as wrong
+    there. [] without chains. Without `in_sandbox`, the checker has the user's permissions. Raises OSError if there is
+    no sandbox, or the checker is absent or does not start in it.
     """
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(pool.map(lambda chain: judge_chain(checker, *chain, in_sandbox=in_sandbox), chains))
@@ -204,7 +205,8 @@ def judge_chain(
 ) -> ChainVerdict:
     """Judges one chain, of a record and its steps' texts, like `judge_chains`; waits at most `checker.seconds`.
 
-    Raises OSError if there is no sandbox, or the checker is absent or does not start in it.
+    The record must pass `check_record`. Raises OSError if there is no sandbox, or the checker is absent or does not
+    start in it.
     """
     if (unsound := _unsound(checker, steps)) is not None:
         return unsound
@@ -279,8 +281,9 @@ def _line(text: str) -> str:
 def verdicts_of(verdict: ChainVerdict, steps: int) -> list[Verdict]:
     """Returns a verdict per step: all correct if the chain is proved, else correct before a located error.
 
-    The step with the error is incorrect; later steps, and all if the chain is undecided or no step is located, are not
-    checkable. In an unsound chain the steps before the error are not checkable either, since the checker did not run.
+    The step with the error is incorrect (`false` has the reason); later steps, and all if the chain is undecided or no
+    step is located, are not checkable. In an unsound chain the steps before the error are not checkable either, since
+    the checker did not run.
     """
     if verdict.proved:
         return [Verdict(1, 1)] * steps

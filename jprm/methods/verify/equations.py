@@ -24,7 +24,10 @@ _OPENS = {"(": ")", "[": "]", "{": "}"}
 
 
 class Equation(NamedTuple):
-    """`left relation right`. If `doubtful`, nearby words may change its meaning, so it never counts as false."""
+    """`left relation right`, with `=`, `≈`, `!=`, `<`, `>`, `<=` or `>=`; sides as by `parse_expression`.
+
+    If `doubtful`, nearby words may change its meaning, so it never counts as false.
+    """
 
     left: tuple
     relation: str
@@ -192,6 +195,7 @@ def parse_expression(tokens: Sequence[Token]) -> tuple | None:
     """Parses all the tokens as one expression, nested tuples (kind, *children); None if they are not one.
 
     E.g. `2 * (x + 1)` gives `("*", ("num", 2, 0, False), ("+", ("sym", "x"), ("num", 1, 0, False)))`, with Fractions.
+    This module's docstring lists the kinds.
     """
     try:
         parser = _Parser(tokens)

@@ -150,8 +150,8 @@ def program_in(text: str, prelude: str = "") -> str | None:
 
     Python fences are preferred to fences without a language, and those to other languages. Interactive sessions (`>>>`)
     are ignored, as are invalid fences beside a valid one. Without fences, the text itself is the program, apart from
-    surrounding prose. Thoughts and special tokens are removed. `prelude` is the code before it, and not part of the
-    result.
+    surrounding prose. Thoughts and special tokens are removed. `prelude`, the code before it, is not part of the
+    result; it only helps to tell code from prose, e.g. for an indented body of its last function.
     """
     text = without_tokens(text)
     text = _between_marks(text[end_of_thoughts(text) :]).replace("\r\n", "\n")

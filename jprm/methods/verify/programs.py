@@ -51,10 +51,11 @@ BATCH = 128
 
 
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
-    """Returns one verdict per node.
+    """Returns one verdict per node, on the program up to it, with `tests` and `prelude` from the tree's `extra`.
 
-    Each step that can be judged is one run of at most `limits.seconds`, one after the other. Without `sandbox`,
-    programs have all permissions of the user.
+    Label 1: it runs, and at least one test passes and no test fails. 0: it does not run in time, or a test fails. None:
+    a prose step, no test is decided yet, its block goes on, or an earlier step got 0. Each judged step is one run of at
+    most `limits.seconds`, one after the other. Without `sandbox`, programs have all permissions of the user.
 
     Raises:
       RecordError: as `tests_of`.
@@ -84,7 +85,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
 
 
 def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str | None:
-    """Returns the program of the steps, after the record's `prelude`, or None if the steps contain no code."""
+    """Returns the record's `prelude` and the program of the steps, or None if the steps contain no code."""
     prelude = _ended(record.get("prelude", ""))
     program = program_in("".join(map(_ended, steps)), prelude)
     return None if program is None else prelude + program
@@ -247,10 +248,11 @@ except Exception as error:
 
 
 def printed(blocks: Sequence[str], limits: Limits = BLOCK_LIMITS) -> str:
-    """Returns the text that the last block prints (stdout and stderr) after the earlier ones ran, cut to `LONGEST`.
+    """Returns the text that the last block prints (stdout and stderr) after the earlier ones ran.
 
     It ends with the block's error, e.g. `ZeroDivisionError: division by zero`, or `TimeoutError: ...`; "" if the block
-    prints no text. At least one block must be given; `limits` apply to all together. Only the standard library is
+    prints no text. Only the first `LONGEST` characters stay, so a long text loses its error. Errors of earlier blocks
+    are ignored. At least one block must be given; `limits` apply to all together. Only the standard library is
     available.
 
     Raises OSError if there is no sandbox.

@@ -110,11 +110,12 @@ def run_servers(
     *,
     sandbox: bool = True,
 ) -> tuple[CommandResult, CommandResult]:
-    """Runs two trusted commands in separate sandboxes, joined by a socket; its number is their last argument.
+    """Runs two trusted commands in separate sandboxes, joined by a socket.
 
-    Unlike programs, they may fork. A child must apply `rules()` before it runs untrusted code. `texts` are their
-    inputs. `limits` apply to each process, `seconds` to both commands. The first is killed when the second ends. Blocks
-    until then, and returns both results, the first command's first.
+    The number of each one's end is added as its last argument. Unlike programs, they may fork. A child must apply
+    `rules()` before it runs untrusted code. `texts` are their inputs. `limits` apply to each process, `seconds` to both
+    commands. The first is killed when the second ends. Blocks until then, and returns both results, the first command's
+    first.
 
     Raises OSError if there is no sandbox. Without `sandbox`, they run with the user's permissions.
     """

@@ -117,8 +117,8 @@ def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Out
     """Rewards chains with 1 if their final answer equals the record's `answer`, else 0; returns outcomes in order.
 
     Each outcome has `about`: the `answer`, and the `answer_rule` that extracted it, both None if the chain states no
-    answer. `form`: the only rule to accept, e.g. `box`; None accepts all. Raises ValueError if a record's answer is
-    neither a text nor a number.
+    answer. `form`: the only rule to accept, e.g. `box`; None accepts all. A record whose `answer` is None gives 0.
+    Raises KeyError if a record has no `answer`, ValueError if it is neither a text nor a number.
     """
     outcomes = []
     for record, steps in chains:
@@ -136,7 +136,7 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Out
 
     Returns outcomes in order. Each outcome has `about`: `passed`, the number of passed tests, and as `answer` letters
     that are equal for programs with equal behaviour on the tests, so that votes count them together. The `answer` is
-    None if the program does not run. A chain without a program also has `undecided`, with the reason.
+    None if the program does not run to its end. A chain without a program also has `undecided`, with the reason.
 
     Raises OSError if the sandbox is absent or does not start, RecordError for a record without tests.
     """
@@ -204,12 +204,14 @@ def needs_source(record: Record, where: str, checker: CommandChecker) -> None:
 
 
 def find(name: str) -> Verifier:
-    """Finds a verifier by name, e.g. `tests` or `FILE.py:NAME`, or makes one of a checker's JSON file.
+    """Finds one of `VERIFIERS` (`answer`, `boxed`, `tests`, `outcome`), or the user's own.
 
-    A function found in this way becomes a verifier by `of_function`.
+    That is `module:NAME`, which is imported, `FILE.py:NAME`, which is run, or a checker's file, which must end in
+    `.json`. A function becomes a verifier by `of_function`.
 
     Raises ValueError if the name is unknown or the object has another type; for a JSON file FileNotFoundError if it is
-    missing, RecordError if it describes no checker, OSError if its program or folder is absent.
+    missing, RecordError if it describes no checker, OSError if its program or folder is absent. Errors of imported code
+    pass through.
     """
     if name.endswith(".json"):
         checker = load_checker(name)
@@ -225,9 +227,10 @@ def find(name: str) -> Verifier:
 
 
 def find_working(name: str) -> Working:
-    """Finds a check of the working by name, e.g. `arithmetic` or `FILE.py:NAME`.
+    """Finds a check of the working: `arithmetic`, `module:NAME` or `FILE.py:NAME`.
 
-    Raises ValueError if the name is unknown, or the object cannot be called.
+    It must map (record, steps) to a True, False or None (undecided) per step. Raises ValueError if the name is unknown,
+    or the object cannot be called.
     """
     return find_part(name, WORKING, "working", Callable, files=True)
 
@@ -248,7 +251,8 @@ def right_working(verdicts: Sequence[bool | None]) -> bool:
 def checker(kind: str, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], list[Verdict]]:
     """Returns a function from a tree to one verdict per node. `kind` is one of `KINDS`, or a checker's JSON file.
 
-    Without `in_sandbox`, code runs with the user's permissions; `arithmetic` needs no sandbox.
+    Without `in_sandbox`, code runs with the user's permissions; `arithmetic` needs no sandbox. The function raises as
+    `check_python`, `check_coq` or `check_by_command`.
 
     Raises:
       ValueError: there is no such kind; RecordError if a JSON file describes no checker.
@@ -342,9 +346,10 @@ def coq_refusal() -> str | None:
 
 
 def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
-    """Returns one verdict per node. Each path of the tree is one Coq run; the theorem is `theorem`, or the problem.
+    """Returns one verdict per node (`check_tactics`, `by_node`). Each path is one Coq run, within COQ_LIMITS.
 
-    Raises OSError if `sandbox` is True but there is no sandbox.
+    The theorem is the tree's `extra["theorem"]`, else its problem. Without Coq, no node is checkable (`coq_refusal`);
+    this raises no error. Raises OSError if `sandbox` is True but there is no sandbox.
     """
     theorem = str(tree.extra.get("theorem", tree.problem))
     steps = ([tree.nodes[i].text for i in chain] for chain in chains_of(tree))
@@ -356,9 +361,10 @@ def check_tactics(
 ) -> list[Verdict]:
     """Returns one verdict per step, a few tactics, of a Coq proof of `theorem`, a statement in Coq.
 
-    Steps after a false one, or from one that is no tactic on, are not checkable; nor is any step if Coq is absent or
-    rejects the theorem. One run, of at most `limits.seconds`. Without `sandbox`, Coq runs with the user's permissions.
-    Raises OSError if there is no sandbox.
+    A step is correct if Coq accepts it, even if the proof stays unfinished. Steps after a false one, from one that is
+    no tactic on (`admit` is none), or after time ran out are not checkable; nor is any step if Coq is absent or rejects
+    the theorem. One run, of at most `limits.seconds`. Without `sandbox`, Coq runs with the user's permissions. Raises
+    OSError if there is no sandbox.
     """
     open_ = next((i for i, step in enumerate(steps) if not _tactics(step)), len(steps))
     nothing = [Verdict(None)] * len(steps)
