@@ -82,7 +82,7 @@ class Policy(Protocol):
     def sample(self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int) -> list[list[Sample]]:
         """Returns n samples per prefix, in order: one step each (`until="step"`) or the rest of the chain (`"end"`).
 
-        Blocks until all are drawn. Result [i][j] is sample j of prefix i.
+        Blocks until all are drawn. `result[i][j]` is sample j of prefix i.
 
         Sample j of a prefix has number `seed + j`. Samples with equal numbers must be equally distributed, and
         identical if the policy is deterministic; with different numbers they must be independent.
