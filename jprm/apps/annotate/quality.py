@@ -80,9 +80,9 @@ STUCK_MINUTES = 30
 def standing(tasks: Tasks, now: float) -> dict[str, dict[str, Any]]:
     """Returns each annotator's progress by name: `state`, `minutes`, `on`. `now` is in seconds since 1970.
 
-    `state`: `not begun`, `screening failed`, `done` (no open task), `stuck` (`minutes` above `STUCK_MINUTES`), else
-    `working`. `minutes` since the last event; null before the first. `on`: {"problem": its first 200 characters,
-    "step": from 1} of the open task at work, or null without one.
+    `state`: `not begun` (no rating, comment or finish), `screening failed`, `done` (no open task), `stuck` (`minutes`
+    above `STUCK_MINUTES`), else `working`. `minutes` since the last event; null before the first. `on`: {"problem": its
+    first 200 characters, "step": from 1} of the open task at work, or null without one.
     """
     state_of = {}
     for name in tasks.study.config.annotators:

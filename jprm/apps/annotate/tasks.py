@@ -85,9 +85,10 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers:
     """Returns a new task, as it is after an event. Raises Conflict if the event does not fit.
 
     `after` are the whole tree's alternatives (`alternatives_of`). An event has its `time` (seconds since 1970), and its
-    `kind` with other keys, which must be there: `rate` (`step`, `rating`, `seconds`), `choose` (`step`, `seconds`),
-    `write` (`text`), `finish` (`reason`), `flag` (`on`), `comment` (`step`, `text`), or `undo`, whose `step` is the
-    last one, -1 if there is none, or None to undo the finish. Steps are node indices.
+    `kind` with other keys, which must be there: `rate` (`step`, `rating`: -1, 0 or 1, `seconds`), `choose` (`step`,
+    `seconds`), `write` (`text`; only if all alternatives are wrong), `finish` (`reason`: a `Reason`), `flag` (`on`),
+    `comment` (`step`, `text`), or `undo`, whose `step` is the last one, -1 if there is none, or None to undo the
+    finish. Steps are node indices.
 
     Rating a step without alternatives also chooses it, unless it is wrong. With `recovers` (trajectories), the path may
     continue from a wrong step: the task ends if no step is left.
@@ -181,8 +182,8 @@ class Tasks:
     def after(self, event: Mapping[str, Any]) -> Task:
         """Returns the event's task as it would be after the event, without applying it.
 
-        Events are as in `changed`, or from `next`. Raises Conflict if the event does not fit, or its task is unknown or
-        another annotator's.
+        Events are from `next`, or as in `changed` with `task` (its id) and `annotator`. Raises Conflict if the event
+        does not fit, or its task is unknown or another annotator's.
         """
         if event["kind"] == "open":
             fields = {key: event[key] for key in ("annotator", "pool", "index", "again")}
@@ -193,7 +194,7 @@ class Tasks:
         return changed(task, self.alternatives[task.pool][task.index], event, recovers=self.tree(task).of_messages)
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Applies an event, without comparing its uuid (see `known`).
+        """Applies an event of `after` with a `uuid`, which is not compared (see `known`).
 
         Raises Conflict, without any change, if it does not fit.
         """

@@ -356,6 +356,8 @@ def command(
 def built(config: type, options: Any, **more: Any) -> Any:
     """Builds a `config` from the parsed options of a command, with the fields `more` replaced.
 
+    `options` must have an attribute for every field, also for the replaced ones.
+
     Raises ValueError as `config` does for a value out of range.
     """
     return config(**{f.name: getattr(options, f.name) for f in dataclasses.fields(config)} | more)
@@ -451,7 +453,8 @@ def check_judge(model: str, options: Mapping[str, Any]) -> None:
 def scorer_of(model: str, **options: Any) -> Any:
     """Loads a judge's JSON file as a judge, or a model's folder as a `PRM` with `options` of `jprm.load`.
 
-    Raises ValueError if a judge has options, and FileNotFoundError or ValueError if the model is missing or damaged.
+    Raises ValueError if a judge has an option (one with a true value), and FileNotFoundError or ValueError if the model
+    is missing or damaged.
     """
     check_judge(model, options)
     if is_judge(model):

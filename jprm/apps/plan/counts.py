@@ -113,7 +113,8 @@ KERNELS = re.compile(r"tpu_custom_call|gpu\.triton")
 def kernel_flops(call: Instruction, kernels: Mapping[str, float]) -> float:
     """Returns a kernel's FLOPs per call by its name in `kernels`, or by the `cost_estimate` of its `pallas_call`.
 
-    0 if both are missing. A name matches if the call's name contains it.
+    0 if both are missing. The first name wins that is in the call's name or the last part of its `op_name`, or quoted
+    in its text.
     """
     for name, flops in kernels.items():
         if name in call.name or name in call.op_name.rpartition("/")[2] or f'"{name}"' in call.text:
@@ -132,7 +133,7 @@ SLICES = ("dynamic-slice", "slice", "gather")
 
 
 def hbm_bytes(module: Module, where: Computation, instruction: Instruction) -> float:
-    """Returns the HBM bytes that an instruction reads and writes in one run: each operand once.
+    """Returns the HBM bytes that an instruction in `where` reads and writes in one run: each operand once.
 
     If it reads a slice, only the slice counts. 0 for instructions without data movement (`FREE`). This is a lower
     bound: if a product exceeds the chip's own memory, its operands are read repeatedly.
@@ -518,7 +519,10 @@ class Bounds:
 
 
 def bounds(program: ProgramCounts, topology: Topology) -> Bounds:
-    """Divides one device's counts by the published rates of its chip and links. An unpublished rate gives 0 seconds."""
+    """Divides one device's counts by the published rates of its chip (bfloat16 FLOPs) and links.
+
+    An unpublished rate gives 0 seconds.
+    """
     chip = topology.chip
     share = 1 / chip.devices
     return Bounds(

@@ -179,8 +179,8 @@ def training_step(
 ) -> tuple[Callable, tuple[Any, ...]]:
     """Returns the jitted step run by `jprm train` on the backend ("tpu", "gpu" or "cpu"), and its abstract arguments.
 
-    These are (state, rows, a float32 scalar). Raises ValueError if the objective is unknown or does not fit the
-    experiment.
+    These are (state, rows, learning rate as a float32 scalar). Raises ValueError if the objective is unknown or does
+    not fit the experiment.
     """
     e = experiment
     objective = objectives.find(e.objective, e.objective_options)
@@ -207,7 +207,7 @@ def scoring_step(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[Cal
 
 
 def placed(arrays: Any, mesh: Mesh | AbstractMesh) -> Any:
-    """Returns the tree of abstract arrays on this mesh, keeping their partition specs."""
+    """Returns the tree of abstract arrays on this mesh; each must have a NamedSharding, whose spec it keeps."""
     return jax.tree.map(lambda x: x.update(sharding=NamedSharding(mesh, x.sharding.spec)), arrays)
 
 
@@ -342,9 +342,9 @@ def remats(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
 
 
 def micro_rows(experiment: Experiment, _: Topology) -> Iterator[Experiment]:
-    """Yields the experiment with micro-batches from one row per device to all rows per update, by factors of two.
+    """Yields the experiment with micro-batches from one row per batch shard to all rows per update, by factors of two.
 
-    Its mesh must have no -1. The second argument has no effect.
+    Sizes that do not divide `data.rows` are skipped. Its mesh must have no -1. The second argument has no effect.
     """
     rows = experiment.mesh.data * experiment.mesh.fsdp * experiment.mesh.expert  # a mesh of `meshes` has no -1
     while rows <= experiment.data.rows:

@@ -126,8 +126,8 @@ def drawn_figures(results: Results, scores: Scores) -> dict[str, Draws]:
 def compare(a: Mapping[str, Draws], b: Mapping[str, Draws]) -> list[dict[str, Any]]:
     """Returns rows of `what`, `value` (A minus B), `low`, `high` and `better`, for the figures that both have.
 
-    `a` and `b` are from `drawn_figures`; rows are in A's order. `better` is the fraction of resamples with A ahead.
-    Undefined numbers are None.
+    `a` and `b` are from `drawn_figures`; rows are in A's order. `better` is the fraction of resamples with A ahead
+    (ties count half), `low` and `high` a 95 % interval. Undefined numbers are None.
     """
     return [{"what": what, **difference(a[what], b[what]).json()} for what in a if what in b]
 
@@ -164,7 +164,7 @@ def chains(names: Sequence[str], scores: Sequence[Scores], placed: bool = False)
 
     - `f`, `p`: file and problem, by index. With `placed`, `r`: the record's line (from 1) and id, as text.
     - `t`: step texts; `d`: their depth (trees only); `l`: labels (1 right, 0 wrong, a probability between, or null).
-    - `c`: scores by model, null for an unscored step; `o`: whether the answer is right, or null.
+    - `c`: scores by model, with four decimals, null for an unscored step; `o`: whether the answer is right, or null.
     - `m`: for trajectories, each turn's context (`AROUND`). `w` and `k`: see `ranked`.
     - `j`: for judges, by model: [step, status, tokens, text] of each critique that ends at a step.
 
@@ -350,7 +350,8 @@ def _depth_first(tree: ReasoningTree) -> list[int]:
 def heat(scores: Scores) -> dict[str, list[list[int]]]:
     """Counts `right steps` and `wrong steps` by [score bin][step], over all labelled steps outside pools.
 
-    Both are lists of BINS rows (low scores first) with COLUMNS counts. Every labelled step must have a score.
+    Both are lists of BINS rows (low scores first; clipped to 0 to 1) with COLUMNS counts, the last also of later steps.
+    Labels of 0.5 are left out. Every other labelled step must have a score.
     """
     counts = {name: [[0] * COLUMNS for _ in range(BINS)] for name in ("right steps", "wrong steps")}
     for tree in (tree for trees in scores.values() for tree in trees if tree.kind != "pool"):

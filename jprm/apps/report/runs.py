@@ -71,8 +71,8 @@ def compare(folders: Sequence[str | os.PathLike]) -> dict[str, Any]:
     """Returns {"differ": fields, "runs": [...], "left_out": [...]} for the runs in these folders (`find_runs`).
 
     A run has `folder`, `step` (0 before the first metrics), `steps` (of its settings), `settings`, its values of the
-    differing fields, and `metrics`, the last value of every metric. `left_out` lists {"folder", "reason"} of folders
-    that are not shown.
+    differing fields (null if absent), and `metrics`, the last value of every metric. `left_out` lists {"folder",
+    "reason"} of folders that are not shown.
 
     Raises FileNotFoundError or ValueError, with the file, if a folder has no run or a damaged one.
     """
@@ -113,7 +113,7 @@ def lines_of(path: Place) -> list[dict[str, Any]]:
 
 
 def heads_of(differ: Sequence[str]) -> dict[str, str]:
-    """Returns the fields of the runs table with their headings: the last part of the path if that is unique.
+    """Returns the fields of the runs table with their headings: the path, or its last part if that is unique.
 
     Fields in `PLACES` are left out, unless no other field differs.
     """
@@ -155,7 +155,7 @@ def names_of(folders: Sequence[str]) -> list[str]:
 def setting(value: Any) -> str:
     """Returns a setting as text with all digits, since runs may differ in the last one.
 
-    A sign for absence if it is None.
+    Returns `ABSENT` if it is None.
     """
     if value is None:
         return ABSENT

@@ -105,7 +105,7 @@ class Programs:
 
     @property
     def left(self) -> list[int]:
-        """Lengths, in tokens, that are still to be compiled, the shortest first."""
+        """Lengths, in tokens, that are still to be compiled, the shortest first; failed ones are left out."""
         return [tokens for tokens in self.lengths if tokens not in self.seconds and tokens not in self.failed]
 
     @property
