@@ -231,7 +231,10 @@ class TurnScorer(Rescorer):
 
 
 def judge_outcomes(chains: Sequence[tuple[Record, Sequence[str]]]) -> list[Outcome]:
-    """Returns the outcomes of episodes, (record, steps), in order, from their last step; 0 if one did not end."""
+    """Returns the outcomes of episodes, (record, steps), in order, from their last step; 0 if one did not end.
+
+    Raises ValueError if a last step is not JSON, as of `step_text`.
+    """
     return [Outcome(outcome_in(steps) or 0.0) for _, steps in chains]
 
 
@@ -240,10 +243,10 @@ OUTCOME = Verifier(judge_outcomes, lambda record, where: None)
 
 
 def load_acting(policy: str | os.PathLike, environment: str, turns: int, **options: Any) -> WorldPolicy:
-    """Loads a policy to act in an environment for at most `turns` turns; `options` are `World`'s, e.g. `at_once`.
+    """Loads a policy to act in an environment for at most `turns` turns, and MOST_TOKENS tokens, per episode.
 
-    `environment` is `FILE.py:NAME` or `module:NAME`; `branches` is always on. `policy` is a model's folder, a GGUF
-    file, or a policy's JSON file.
+    `environment` is `FILE.py:NAME` or `module:NAME`. `options` are `World`'s `at_once`, `seconds` and `processes`;
+    `branches` is always on. `policy` is a model's folder, a GGUF file, or a policy's JSON file.
 
     Raises ValueError if the policy is not sampled in this process, its chat template does not end turns with a token,
     or the environment is not found; FileNotFoundError if the policy is missing; RecordError for its JSON file.
@@ -259,11 +262,11 @@ def load_acting(policy: str | os.PathLike, environment: str, turns: int, **optio
 
 
 def label_replayed(environment: str, input: str | os.PathLike, output: str | os.PathLike) -> dict[str, int]:
-    """Replays turns from a file's trajectories, and writes them with the environment's `outcome`.
+    """Replays turns from a JSONL file's trajectories, and writes them with the environment's `outcome`.
 
-    Replaces `output` atomically. A trajectory that did not end has outcome 0. If its turns cannot be replayed (`lost`)
-    or get other answers (`answers differ`), it is left out. Returns these counts, `trajectories` (all), and `solved`
-    (outcome 1).
+    An earlier `outcome` is replaced. Replaces `output` atomically. A trajectory that did not end has outcome 0. If its
+    turns cannot be replayed (`lost`) or get other answers (`answers differ`), it is left out. Returns these counts,
+    `trajectories` (all), and `solved` (outcome 1).
 
     Raises RecordError for a bad trajectory, FileNotFoundError for a missing file, ValueError if `output` is the input
     or the environment is not found.
@@ -298,6 +301,8 @@ def label_replayed(environment: str, input: str | os.PathLike, output: str | os.
 
 def steps_of_messages(tree: ReasoningTree) -> tuple[ReasoningTree, list[int]]:
     """Converts a message tree to a tree whose steps are turns (`step_text`); returns it and each turn's node index.
+
+    Labels, scores and outcomes stay; a label's origin, a score's `outputs`, and the record's `tools` are left out.
 
     Raises RecordError if the tree is not of messages, has no turns, or its turns are cut into several steps.
     """

@@ -40,11 +40,17 @@ Message = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """The environment's answer to a turn."""
+    """The environment's answer to a turn.
 
-    messages: Sequence[Message] = ()  # next messages to the policy, of role tool or user; none at the end
-    done: bool = False  # whether the episode has ended
-    reward: float = 0.0  # of this turn. The sum over an episode is its outcome, and must be in [0, 1]
+    Attributes:
+      messages: next messages to the policy, of role tool or user; may be empty at the end.
+      done: whether the episode has ended.
+      reward: of this turn. The sum over an episode is its outcome, and must be in [0, 1].
+    """
+
+    messages: Sequence[Message] = ()
+    done: bool = False
+    reward: float = 0.0
 
 
 def as_content(text: str) -> Message:
@@ -86,21 +92,32 @@ class Environment:
 def find(name: str) -> Environment:
     """Finds the environment `module:NAME` or `FILE.py:NAME`; imports the module or runs the file.
 
-    Raises ValueError if the module, file or object does not exist, or is not an `Environment`.
+    Raises ValueError if the module, file or object does not exist, or is not an `Environment`. Other errors of its code
+    pass through.
     """
     return find_part(name, {}, "environment", Environment, files=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """A position in the environment."""
+    """A position in the environment.
 
-    record: Record  # the task
-    messages: tuple[Message, ...] = ()  # all so far, the policy's turns included
-    turns: tuple[int, ...] = ()  # index into `messages` of every assistant message that the policy wrote
-    rewards: tuple[float, ...] = ()  # of every turn
-    done: bool = False  # whether the episode is over, by the environment or by `error`
-    error: str = ""  # reason why the episode was lost; empty if it was not
+    Attributes:
+      record: the task.
+      messages: all so far, with the policy's turns.
+      turns: index in `messages` of each turn, i.e. each assistant message by the policy.
+      rewards: of each turn.
+      done: whether the episode is over, by the environment or by `error`.
+      error: reason why the episode was lost, "" if it was not.
+      place: the environment's state here.
+    """
+
+    record: Record
+    messages: tuple[Message, ...] = ()
+    turns: tuple[int, ...] = ()
+    rewards: tuple[float, ...] = ()
+    done: bool = False
+    error: str = ""
     place: Place | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
@@ -126,7 +143,7 @@ class World:
     """Runs many episodes in one environment. A failed or late call ends its episode, with `done` and `error`.
 
     So methods raise no error of the environment; they block until each call has ended or is late. `failures` counts the
-    errors by name.
+    errors by class name, e.g. `KeyError`, and late calls as `slow`.
     """
 
     def __init__(
@@ -154,7 +171,7 @@ class World:
             remedy = "Give it snapshot and restore, or run it in threads"
             raise ValueError(f"environment={environment!r}: has no snapshot, which processes need. {remedy}")
         self.at_once, self.seconds, self.branches = at_once, seconds, branches or processes
-        self.failures: collections.Counter[str] = collections.Counter()  # by the error's name; late calls are `slow`
+        self.failures: collections.Counter[str] = collections.Counter()
         self._name = ""
         if isinstance(environment, str):  # a worker may run in another folder
             place, _, attribute = environment.rpartition(":")
@@ -183,7 +200,8 @@ class World:
     def replay(self, records: Sequence[Record], turns: Sequence[Sequence[Message]]) -> list[Episode]:
         """Returns each task's position after the assistant messages `turns`, a list per task, stepping from the start.
 
-        Turns after its end are ignored; without turns it is the initial position.
+        Turns after its end are ignored; without turns it is the initial position. The environment's answers are its new
+        ones: if they differ from a recorded episode's, no error is raised.
         """
         episodes = self.start(records)
         for number in range(max(map(len, turns), default=0)):

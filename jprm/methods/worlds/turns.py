@@ -94,8 +94,8 @@ class Conversations:
         """Samples a turn for each branch and each of its numbers; returns turns and the extended branches.
 
         Result [i][j] is (turn, branch with it) for `numbers[i][j]`. A turn depends only on the parameters, the ids
-        before it, its number and the stream. Equal branches are computed once. Raises ValueError if there is not one
-        list of numbers per branch.
+        before it, its number, the stream, and the sampler's options (temperature, longest turn). Equal branches are
+        computed once. Raises ValueError if there is not one list of numbers per branch.
         """
         places: dict[Branch, list[tuple[int, int, int]]] = collections.defaultdict(list)
         for i, (branch, numbers_of) in enumerate(zip(branches, numbers, strict=True)):
@@ -350,7 +350,8 @@ def play(
 
     All unfinished rollouts advance together: each round samples one turn for each, then the environment answers all at
     once. Finished rollouts are returned unchanged; a failed or lost episode raises no error, but has `episode.error`. A
-    rollout that reaches a limit is `cut`. Values of `stream` give independent samples.
+    rollout that reaches a limit is `cut`, and so is one whose turn exceeds the sampler's own limit: the environment
+    does not get that turn. Values of `stream` give independent samples.
     """
     played = list(starts)
     while True:

@@ -33,13 +33,13 @@ _AGENTS_ONLY = ("model_name", "reasoning_effort", "reasoning_content", "tool_cal
 def parse_atif(item: Any, where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
     """Yields a document's trajectory, then its subagents' trajectories.
 
-    The message of a step is its text; a system or user step without one has its results alone. Call results become
-    tool messages; results without a call, and results in system or user steps, become user messages. A result that only
-    refers to a subagent's trajectory is skipped. The outcome is `extra.outcome` or `extra.reward` of the document, or
-    else `total_reward` or `reward`. A turn keeps the `mc_return` and `reward` of its step, plus the rewards of the
-    environment steps after it (as google/tunix writes them).
-    `session_id`, `trajectory_id` and `agent` (name, version, model) are kept, and the document's `tools`. Last come
-    counts of skipped parts.
+    The message of a step is its text; a system or user step without one has its results alone. Call results become tool
+    messages; results without a call, and results in system or user steps, become user messages. A result that only
+    refers to a subagent's trajectory is skipped. The outcome is in the document's `extra`, under the first key of
+    OUTCOMES (`kept`), or else `total_reward` or `reward`; `extra` may also have `problem` and `answer`. A turn keeps
+    the `mc_return` and `reward` of its step, plus the rewards of the environment steps after it (as google/tunix writes
+    them). `session_id`, `trajectory_id` and `agent` (`name`, `version`, `model_name`) are kept, and the document's
+    `tools`. Last come counts of skipped parts.
 
     Raises RecordError if a document is not of ATIF-v1.0 to v1.8, or a step, call or result is invalid, e.g.
     misnumbered.
@@ -224,8 +224,8 @@ def scored(path: str | os.PathLike, trajectories: Sequence[Sequence[Record]], ab
     object that describes the scorer. `trajectories` must be the result of `records_of` with scores added, one list per
     document. The file itself is not changed.
 
-    Raises RecordError if the file is invalid, ValueError if the counts of documents differ, and OSError if it cannot be
-    read.
+    Raises RecordError if the file is invalid, ValueError if the counts of documents differ or a score is NaN, and
+    OSError if it cannot be read.
     """
     text = _text_of_file(path)
     edits: list[tuple[int, int, str]] = []

@@ -15,11 +15,12 @@ class Conversation:
     """Messages that grow event by event; the events of one response form one turn.
 
     `messages` is a list of {"role", "content"}, also with "reasoning_content", "tool_calls" or "tool_call_id"; the
-    methods change it in place.
+    methods change it in place. `between` separates the texts of one turn. Skipped parts are counted in `left`; without
+    it, images are refused.
     """
 
     def __init__(self, between: str = "", left: Leftovers | None = None) -> None:
-        self.between = between  # separator between texts of one turn
+        self.between = between
         self.left = left or Leftovers(SessionOptions("error"))
         self.inputs = 0  # messages not by the agent; its output between two of them shares one key
         self.repeated = 0  # turns copied from the part before a compaction

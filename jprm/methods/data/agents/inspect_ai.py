@@ -31,10 +31,11 @@ class InspectOptions(SessionOptions):
 def parse_inspect(item: Any, where: str, options: InspectOptions) -> Iterator[Record | LeftOut]:
     """Yields the samples of an inspect-ai log, each with its score as the outcome.
 
-    The scores C, P, I and N become 1, 0.5, 0 and 0. The target becomes the answer, and all scores are kept as
-    `rewards`, {scorer: value}. A score that is no number gives no outcome. A tool's error replaces its output, as in
-    the messages that inspect-ai sends to the model. An item is a log with `samples`, or one sample. Samples without a
-    turn are skipped; their count and those of other skipped parts come last.
+    The scores C, P, I and N become 1, 0.5, 0 and 0. The target becomes the answer, or, if it has several texts, stays
+    as `target`. All scores are kept as `rewards`, {scorer: value}; a value with keys becomes {scorer.key: value}. A
+    score that is no number gives no outcome. A tool's error replaces its output, as in the messages that inspect-ai
+    sends to the model. An item is a log with `samples`, or one sample. Samples without a turn are skipped; their count
+    and those of other skipped parts come last.
 
     Raises RecordError if the log has no samples or another form, or `score` does not choose one of several scores.
     """
@@ -121,10 +122,11 @@ def _outcome(sample: Mapping[str, Any], name: str, where: str, field: str) -> Re
 
 
 def read_logs(path: str | os.PathLike) -> Iterator[tuple[int, bytes]]:
-    """Yields (number from 1, JSON) per log in a JSON file, or per sample in an `.eval` file; NaN becomes null.
+    """Yields (number from 1, JSON) per log in a JSON file, or per sample in an `.eval` file.
 
-    A file in a bucket is copied to this machine first. Raises RecordError if an `.eval` file cannot be read, e.g.
-    because inspect-ai is not installed, FileNotFoundError if the file is missing, and ValueError for damaged gzip.
+    NaN and infinity become null. A file in a bucket is copied to this machine first. Raises RecordError if an `.eval`
+    file cannot be read, e.g. because inspect-ai is not installed, FileNotFoundError if the file is missing, and
+    ValueError for damaged gzip.
     """
     local = local_copy(path)
     if not zipfile.is_zipfile(local):

@@ -295,7 +295,7 @@ def _function(tool: Mapping[str, Any], where: str) -> Record:
 
 
 def json_in(value: Any, where: str, field: str) -> Any:
-    """Parses text that begins with { or [; returns other values unchanged. RecordError if it is not JSON."""
+    """Parses text that begins with { or [; returns other values unchanged. Raises RecordError if it is not JSON."""
     return decoded(value, where, field) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
 
 
@@ -321,8 +321,9 @@ def messages_of_blocks(
 ) -> list[Record]:
     """Converts the blocks of an Anthropic message to messages; a user's tool results come before its text.
 
-    A server tool becomes a call and its result. An assistant message without readable blocks is empty; a user's is left
-    out. `place` is the path of `blocks` in errors.
+    A server tool becomes a call and its result; a failed result begins with "error: ". Encrypted thinking is left out.
+    An assistant message without readable blocks is empty; a user's is left out. `place` is the path of `blocks` in
+    errors.
 
     Raises RecordError if a block has another kind, unless `left` may drop it (by default it may not), or a field of
     it is missing.

@@ -59,9 +59,10 @@ _UNREAD = {
 def parse_otel(item: Any, where: str, options: LogOptions) -> Iterator[Record | LeftOut]:
     """Yields a trajectory for each answer in a trace; the last one usually holds the whole conversation.
 
-    An item is one span or event, an OTLP export ({"resourceSpans": ...} or {"resourceLogs": ...}), {"spans": ...}, or
-    Langfuse's {"trace", "observations"}. Spans without an answer are left out and counted, last. any-agent's spans hold
-    only new messages, so its trace is one trajectory. A record has `messages`, `tools`, the ids of trace and span, and
+    `CONVENTIONS` names the attributes that are read. An item is one span or event, an OTLP export ({"resourceSpans":
+    ...} or {"resourceLogs": ...}), {"spans": ...}, or Langfuse's {"trace", "observations"}. Spans without an answer are
+    left out and counted, last. any-agent's spans hold only new messages, so its trace is one trajectory. A record has
+    `messages`, `tools`, the ids of trace and span (`trace_id`, `span_id`, or `traceId`, `spanId`, as in the item), and
     (`kept`) `id`, `problem`, `answer`, `semantics` and the outcome.
 
     Raises RecordError if the item is no object, or messages, calls or tools of a span are damaged. An item without any

@@ -44,7 +44,10 @@ _PLACEHOLDERS = {kind: name for name, kinds in _NAMES.items() for kind in kinds}
 
 
 class Leftovers:
-    """Counts, by name, the parts that were left out of the records; iterates over the counts so far."""
+    """Counts, by name, the parts that were left out of the records; iterates over the counts so far, as `LeftOut`.
+
+    `drop` is True with `images="drop"`: parts without text get a placeholder. Else readers raise RecordError for them.
+    """
 
     def __init__(self, options: SessionOptions) -> None:
         self.drop = options.images == "drop"
@@ -55,6 +58,7 @@ class Leftovers:
             yield LeftOut(what, count)
 
     def skip(self, what: str) -> None:
+        """Counts one part named `what`, cut to 80 characters."""
         self._counts[what if len(what) <= 80 else what[:79] + "…"] += 1
 
     def placeholder(self, part: Any) -> str:

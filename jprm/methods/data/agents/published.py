@@ -81,9 +81,10 @@ def _index(value: str | int, count: int, where: str) -> int:
 def parse_tau2_bench(item: Any, where: str, options: SessionOptions) -> Iterator[Record | LeftOut]:
     """Yields the simulations of tau2-bench (Barres et al. 2025, arXiv 2506.07982), with rewards as outcomes.
 
-    An item is a results file, {"tasks", "simulations"}, or one simulation. The scripted greeting is left out, and so
-    are calls of the user's own tools, which the agent does not see. `id`, `reward_info`, `task_id`, `trial` and
-    `termination_reason` are kept. Last come counts of skipped parts, and of simulations without a turn.
+    An item is a results file, {"tasks", "simulations"}, or one simulation. The problem is the simulated user's
+    instructions in `tasks`, if present, as text or JSON. The scripted greeting is left out, and so are calls of the
+    user's own tools, which the agent does not see. `id`, `reward_info`, `task_id`, `trial` and `termination_reason` are
+    kept. Last come counts of skipped parts, and of simulations without a turn.
 
     Raises RecordError if the item has another form, e.g. that of a voice run.
     """
@@ -151,10 +152,11 @@ class AgentRxOptions:
 def parse_agentrx(item: Any, where: str, options: AgentRxOptions) -> Iterator[Record]:
     """Yields a failed run of AgentRx (Microsoft 2026) with all failures that annotators marked.
 
-    An item is a record of `ground_truth/`. A turn with a failure gets label 0, every other turn 1. `classes` lists the
-    failure categories of each turn; `failures` lists {"message", "category", "agent", "reason", "root_cause"}, where
-    `message` is an index from 0 and `root_cause` a boolean; the record's own `root_cause` is the index of that message,
-    or null. `step_number` in the file counts messages from 1. A file of runs is read once per process.
+    An item is a record of `ground_truth/`. A turn with a failure gets label 0, every other turn 1, also later ones.
+    `classes` lists the failure categories of each turn, in lower case with underscores; `failures` lists {"message",
+    "category", "agent", "reason", "root_cause"}, where `message` is an index from 0 and `root_cause` a boolean; the
+    record's own `root_cause` is the index of that message, or null. `step_number` in the file counts messages from 1. A
+    file of runs is read once per process.
 
     Raises `Dropped` if `runs` lacks the run, and RecordError if `runs` is missing or the item has another form.
     """
