@@ -47,8 +47,9 @@ _NONE = Extracted(None, None)
 def extract(text: str, *, form: Rule | None = None) -> Extracted:
     """Returns the final answer, as written, and its rule, the last one in the text (rules: this module's docstring).
 
-    If `form` is given, one of `RULES` (`box`, `tag`, `statement`, `heading`, `number`), only that rule counts. Both are
-    None if the text states no answer (by `form`), or its last mark is cut off. Raises ValueError for an unknown form.
+    If `form` is given, one of `RULES` (`box`, `tag`, `statement`, `heading`, `number`), only that rule counts, and
+    concluding words without a mark do not. Both are None if the text states no answer (by `form`), or its last mark is
+    cut off. Raises ValueError for an unknown form.
     """
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")

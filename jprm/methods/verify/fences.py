@@ -119,9 +119,9 @@ _END = re.compile(rf"(?:{_MARK.format('/')}|\[DONE\]|\[END\])[ \t]*$", re.MULTIL
 
 
 def without_tokens(text: str) -> str:
-    """Removes leading tokens, e.g. `<s>`, and the text from a stop token on, e.g. `<|im_end|>`.
+    """Removes leading tokens, e.g. `<s>`, and the text from a token at a line's end on, e.g. `<|im_end|>`.
 
-    Trailing white space is removed too.
+    A token before other text stays. Trailing white space is removed too.
     """
     text = _FIRST_TOKEN.sub("", text)
     end = _TOKEN.search(text)

@@ -252,8 +252,8 @@ def printed(blocks: Sequence[str], limits: Limits = BLOCK_LIMITS) -> str:
 
     It ends with the block's error, e.g. `ZeroDivisionError: division by zero`, or `TimeoutError: ...`; "" if the block
     prints no text. Only the first `LONGEST` characters stay, so a long text loses its error. Errors of earlier blocks
-    are ignored. At least one block must be given; `limits` apply to all together. Only the standard library is
-    available.
+    are ignored, but their stderr comes first. SystemExit leaves no error. At least one block must be given; `limits`
+    apply to all together. Only the standard library is available.
 
     Raises OSError if there is no sandbox.
     """

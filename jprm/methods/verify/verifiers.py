@@ -117,8 +117,8 @@ def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Out
     """Rewards chains with 1 if their final answer equals the record's `answer`, else 0; returns outcomes in order.
 
     Each outcome has `about`: the `answer`, and the `answer_rule` that extracted it, both None if the chain states no
-    answer. `form`: the only rule to accept, e.g. `box`; None accepts all. A record whose `answer` is None gives 0.
-    Raises KeyError if a record has no `answer`, ValueError if it is neither a text nor a number.
+    answer. `form`: the only rule to accept, e.g. `box`; by default all count. An `answer` of null gives 0. Raises
+    KeyError if a record has no `answer`, ValueError if it is neither a text nor a number.
     """
     outcomes = []
     for record, steps in chains:
@@ -362,7 +362,7 @@ def check_tactics(
     """Returns one verdict per step, a few tactics, of a Coq proof of `theorem`, a statement in Coq.
 
     A step is correct if Coq accepts it, even if the proof stays unfinished. Steps after a false one, from one that is
-    no tactic on (`admit` is none), or after time ran out are not checkable; nor is any step if Coq is absent or rejects
+    no tactic on (e.g. `admit`), or after time ran out are not checkable; nor is any step if Coq is absent or rejects
     the theorem. One run, of at most `limits.seconds`. Without `sandbox`, Coq runs with the user's permissions. Raises
     OSError if there is no sandbox.
     """
