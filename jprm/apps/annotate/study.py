@@ -475,8 +475,8 @@ def select_file(
     """Writes selected chains or trees from a file of scored records, replacing `output` atomically.
 
     Returns counts: `chains` (or `trees`, if `config.alternatives` is above 0) read, `excluded`, `selected`, and one per
-    stratum that occurs (`select`). Problems in the benchmark files `exclude` are left out. `SOURCE.info.json`, written
-    by `jprm score`, defines the meaning of the scores; without it they are probabilities.
+    stratum that occurs (`select`). Problems in the benchmark files `exclude` are left out, compared as normalised text.
+    `SOURCE.info.json`, written by `jprm score`, defines the meaning of the scores; without it they are probabilities.
 
     Raises ValueError if no chain is left, a chain has no scores, or `output` is also an input; RecordError for a bad
     record; FileNotFoundError for a missing file.

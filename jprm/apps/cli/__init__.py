@@ -516,9 +516,10 @@ OWN = {"search": add_method, "eval": functools.partial(add_benchmark, evaluation
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command (`argv`, by default the process's arguments) and returns the exit status.
 
-    No arguments: `--help`. The status is 0; 2 if the library refuses an input (one line on stderr); 130 after Ctrl-C;
-    141 if standard output is closed. `--help` and errors that the option parser finds raise SystemExit; so does a run
-    that SIGTERM stopped (143). Other errors are bugs, and raised; with JPRM_TRACEBACK=1 refusals are raised too.
+    No arguments: `--help`. The status is 0; 2 if the library refuses an input, the user's Python file fails or an extra
+    is missing (one line on stderr); 130 after Ctrl-C; 141 if standard output is closed. `--help` and errors that the
+    option parser finds raise SystemExit; so does a run that SIGTERM stopped (143). Other errors are bugs, and raised;
+    with JPRM_TRACEBACK=1 refusals are raised too.
     """
     args = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     enable_compile_cache()

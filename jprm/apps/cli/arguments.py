@@ -366,7 +366,8 @@ def built(config: type, options: Any, **more: Any) -> Any:
 def check_outputs(options: Any) -> None:
     """Raises ValueError if an output option is not a file path, or equals another option's path (`check_output`).
 
-    `options` is a dataclass with parsed options; outputs are `output`, `to`, `rollouts` and `critiques`.
+    `options` is a dataclass with parsed options; outputs are `output`, `to`, `rollouts` and `critiques`. Only
+    `os.PathLike` values are compared with them.
     """
     paths = {name: value if isinstance(value, tuple) else (value,) for name, value in vars(options).items()}
     for name in {"output", "to", "rollouts", "critiques"} & paths.keys():

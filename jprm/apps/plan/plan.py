@@ -39,10 +39,11 @@ def plan(
     Returns JSON values; bytes and FLOPs are per device and step:
 
     - `experiment`, `step` ("training" or "scoring"), `topology`, `slices`, `chips`, `devices`, `mesh` (axis to size),
-      `parameters` (their number), `rows`, `micro_rows`, `tokens` (per row), `remat`, `attention`, `seconds_to_plan`.
+      `parameters` (their number), `rows` and `micro_rows` (of all devices), `tokens` (per row), `remat`, `attention`,
+      `seconds_to_plan`.
     - `memory`: the fields of `Memory`, and `fits`. `model_flops`.
     - `program` and `bounds`: as `measured` returns them, with `program.flops_over_model`, `bounds.tokens_per_second`
-      and `bounds.mfu` (a fraction); null if the program does not fit.
+      (of all chips) and `bounds.mfu` (a fraction of bfloat16 peak); null if the program does not fit.
     - `input`: `hosts`, `packers` and `tokens_per_second` for each packing host; null for scoring, or if it does not
       fit.
 

@@ -127,7 +127,10 @@ LEFT_OUT = 10
 
 
 def tables(comparison: Mapping[str, Any]) -> Iterator[Table | str]:
-    """Yields the table of runs of `compare`, then up to `LEFT_OUT` lines on folders that are not shown."""
+    """Yields the table of runs of `compare`, then up to `LEFT_OUT` lines on folders that are not shown.
+
+    Of the metrics it has `valid_...` (except `valid_labels`) and `SHOWN`.
+    """
     runs, fields = comparison["runs"], heads_of(comparison["differ"])
     metrics = dict.fromkeys(name for run in runs for name in run["metrics"])
     shown = [name for name in metrics if name.startswith("valid_") and name != "valid_labels"]

@@ -262,9 +262,10 @@ class Engine:
     ) -> concurrent.futures.Future[list[Outputs]]:
         """Returns a future of a dict per tree, output's name to (N,) float32 for its N nodes, e.g. {"score": ...}.
 
-        The names are the model's `output_names`. `tokens` is the work's size, from `tokens_of`. `alone` packs the trees
-        like `jprm score`, without merging or other trees, so the results are bit-identical to it; trees of messages
-        always are. If the model refuses a tree, the future's error is ValueError.
+        The names are the model's `output_names`; `score` is on `prm.scale`. `tokens` is the work's size, from
+        `tokens_of`. `alone` packs the trees like `jprm score`, without merging or other trees, so the results are
+        bit-identical to it; trees of messages always are packed so. If the model refuses a tree, the future's error
+        is ValueError.
         """
         return self._add(_Job(trees, tokens, Work(), alone=alone or any(tree.of_messages for tree in trees)))
 

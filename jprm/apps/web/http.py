@@ -392,7 +392,7 @@ def file_routes(files: Mapping[str, str]) -> list[Route]:
 
 
 def opened(config: Listen) -> socket.socket:
-    """Returns a listening TCP socket on the config's host and port (0: a free one).
+    """Returns a listening TCP socket, for the caller to close, on the config's host and port (0: a free one).
 
     Raises a one-line OSError if the port is unavailable, without an errno.
     """
