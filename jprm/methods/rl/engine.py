@@ -361,7 +361,7 @@ class RemoteSampler(Sampler):
 
     def draw(
         self, prefixes: Sequence[Prefix], n: int, *, until: Until, seed: int,
-        stream: tuple[int, ...] = (),
+        stream: tuple[int, ...] = (), ended: Callable[[Mapping[int, Drawn]], None] = lambda new: None,
     ) -> list[list[Drawn]]:  # fmt: skip
         """Like `Sampler.draw`, with its arguments, for whole chains; blocks until all are drawn.
 
@@ -372,16 +372,19 @@ class RemoteSampler(Sampler):
         if until != "end":
             raise NotImplementedError("an engine samples whole chains: until='end'")
         jobs = [(self.prompt(p), (text_hash(p, stream) + seed + j) % 2**31) for p in prefixes for j in range(n)]
-        drawn, end = self._drawn_by_servers(jobs), time.monotonic() + self.engine.patience_s
-        while missing := [i for i, sample in enumerate(drawn) if sample is None]:
-            waits = time.monotonic() < end
-            if waits:
+        drawn: dict[int, Drawn] = {}
+        draw: Callable[..., Sequence[Drawn | None]] = self._drawn_by_servers
+        end = time.monotonic() + self.engine.patience_s
+        while missing := [i for i in range(len(jobs)) if i not in drawn]:
+            samples = zip(missing, draw([jobs[i] for i in missing]), strict=True)
+            ended(new := {i: sample for i, sample in samples if sample is not None})
+            drawn |= new
+            if time.monotonic() >= end:
+                draw = self._drawn_in_this_process
+            elif len(drawn) < len(jobs):
+                time.sleep(min(1.0, self.engine.patience_s / 10))
                 self._ask_again()
-            draw = self._drawn_by_servers if waits else self._drawn_in_this_process
-            for i, sample in zip(missing, draw([jobs[i] for i in missing]), strict=True):
-                drawn[i] = sample
-            time.sleep(min(1.0, self.engine.patience_s / 10) if waits else 0.0)
-        return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]  # pyright: ignore[reportReturnType]
+        return [[drawn[i * n + j] for j in range(n)] for i in range(len(prefixes))]
 
     def _drawn_by_servers(self, jobs: Sequence[tuple[list[int], int]]) -> list[Drawn | None]:
         return self._together(self._drawn_somewhere, jobs)

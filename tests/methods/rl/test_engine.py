@@ -153,6 +153,10 @@ def test_draws_are_the_learners_and_every_push_arrives(served, learner, tmp_path
     actual = np.concatenate([sample.logprob_N for samples in drawn for sample in samples])
     np.testing.assert_allclose(actual, wanted, atol=1e-4)  # the sampler's against the learner's, float32
     assert {sample.finish_reason for samples in drawn for sample in samples} <= {"stop", "length"}
+    taken = {}
+    engine.took = taken.__setitem__
+    sampled = engine.sample(PROBLEMS[:3], 2, until="end", seed=0)
+    assert [taken[i] for i in range(6)] == [sample for samples in sampled for sample in samples]
     new = moved(policy.params, 1e-3)
     engine.push(new, "run@1")
     assert [path.rpartition("/")[2] for path in served.updates] == ["step_0", "step_1"]
