@@ -187,7 +187,7 @@ class ServerPolicy:
 
     Attributes:
       took: callback (position, sample) for each finished sample, failed ones included; sample j of prefix i has
-        position i * n + j. It is not called if the first check of a chat server fails, which fails all samples.
+        position i * n + j.
 
     Raises:
       ValueError: the environment variable for the key is unset or invalid, or `template` cannot be used.
@@ -245,7 +245,10 @@ class ServerPolicy:
                 try:
                     await self._check_continuing(client)
                 except _Refused as error:
-                    return [[Sample((), 0, "error", error=str(error))] * n for _ in prefixes]
+                    failed = Sample((), 0, "error", error=str(error))
+                    for place in range(len(prefixes) * n):
+                        self.took(place, failed)
+                    return [[failed] * n for _ in prefixes]
             wanted = [(prefix, j, i * n + j) for i, prefix in enumerate(prefixes) for j in range(n)]
             drawn = await asyncio.gather(*(draw(prefix, seed + j, place) for prefix, j, place in wanted))
         return [drawn[i * n : (i + 1) * n] for i in range(len(prefixes))]

@@ -236,6 +236,14 @@ def test_a_chat_server_that_does_not_continue_is_refused(serve, server, message)
     refused(ValueError, message, asker.sample, [Prefix("p", ("one",))], 1, until="end", seed=0)
 
 
+def test_a_chat_server_that_fails_its_first_check_fails_every_sample(serve):
+    asker, taken = policy(serve(lambda number, body: (500, {}, b"oops")), endpoint="chat", retries=0), {}
+    asker.took = taken.__setitem__
+    drawn = asker.sample([Prefix("p", ("one",)), Prefix("q")], 2, until="end", seed=0)
+    assert [taken[i] for i in range(4)] == [sample for samples in drawn for sample in samples]
+    assert {sample.finish_reason for sample in taken.values()} == {"error"}
+
+
 def writer(pieces, stop="\n"):
     """A server without `stop_reason` whose model continues any prompt by the rest of `pieces`."""
 
