@@ -88,8 +88,8 @@ def labelled(
     such chains, are left out.
 
     Args:
-        verdicts: by group, sample and step; None gives the label None. Raises ValueError for other counts of groups or
-            samples, but does not check the steps'.
+        verdicts: by group, sample and step; None gives the label None. Raises ValueError for other counts of groups,
+            samples or steps.
         semantics: with `value` a label is the verdict itself. With `correctness` it is 1.0 or 0.0, with `rating` 1.0 or
             -1.0: any verdict above 0 is right, Math-Shepherd's hard estimate.
     """
@@ -98,6 +98,9 @@ def labelled(
     for group, chains in zip(groups, verdicts, strict=True):
         samples = []
         for sample, verdict_P in zip(group.samples, chains, strict=True):
+            if len(verdict_P) != len(sample.steps):
+                problem = f"{group.record['problem'][:60]!r}"
+                raise ValueError(f"{problem}: {len(verdict_P)} verdicts for a chain with {len(sample.steps)} steps")
             labels = [None if x is None else of_verdict[semantics](x) for x in verdict_P]
             if any(label is not None for label in labels):
                 samples.append({"steps": list(sample.steps), "labels": labels})

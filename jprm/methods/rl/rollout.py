@@ -201,7 +201,8 @@ def _judged_by_world(
     if prm is None:
         return groups
     scores = scored(prm, [group.record for group in groups], [group.samples for group in groups])
-    return [dataclasses.replace(group, scores=scores_G) for group, scores_G in zip(groups, scores, strict=True)]
+    fused = getattr(prm, "of_pool", False)
+    return [dataclasses.replace(group, scores=x, fused=fused) for group, x in zip(groups, scores, strict=True)]
 
 
 def scored(

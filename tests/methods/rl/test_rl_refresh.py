@@ -60,6 +60,8 @@ def test_labels_are_as_the_prm_takes_them():
         records = refresh.labelled(GROUPS, verdicts, semantics)
         assert [sample["labels"] for record in records for sample in record["samples"]] == wanted
         assert {record["semantics"] for record in records} == {semantics}
+    short = [[[0.5], *verdicts[0][1:]]]
+    refused(ValueError, "1 verdicts for a chain with 3", refresh.labelled, GROUPS[:1], short, "value")
     outcomes = [[sample["correct"] for sample in record["samples"]] for record in refresh.with_outcomes(GROUPS)]
     assert outcomes == [[False, True], [True, False]]
 

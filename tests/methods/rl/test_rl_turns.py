@@ -44,7 +44,7 @@ WORLD = Environment(reset, step, copy.deepcopy)
 
 
 def episode_of(ids, observed, stops, reward=1.0):
-    log = np.where(np.isin(np.arange(len(ids)), np.concatenate([np.arange(a, b) for a, b in observed])), 0.0, -1.0)
+    log = np.where(np.isin(np.arange(len(ids)), [i for a, b in observed for i in range(a, b)]), 0.0, -1.0)
     episode = {"messages": [], "turns": [], "reward": reward, "error": ""}
     return Rollout(tuple(ids), log.astype(np.float32), stops, ("x",) * len(stops), True, (1, 2), observed, episode)
 
@@ -134,6 +134,15 @@ def test_a_prm_scores_every_turn_of_episodes(folder, one_device):
     for score_P, score_N in zip(scores, alone, strict=True):
         np.testing.assert_allclose(score_P, score_N[~np.isnan(score_N)], atol=1e-5)
     assert scores[0][0] == pytest.approx(scores[1][0], abs=1e-6)
+
+
+def test_a_fused_verifier_rates_an_episode_by_its_last_turn(monkeypatch):
+    """Its score of the last step is that of the chain; the lowest is no score of anything."""
+    fused, low = types.SimpleNamespace(of_pool=True), np.array([0.1, 0.7])
+    monkeypatch.setattr(rollout, "scored", lambda prm, records, drawn: [[low for _ in samples] for samples in drawn])
+    samples = [episode_of([5, 6], (), (1, 2)) for _ in range(2)]
+    (group,) = rollout.judged([{"problem": "abc"}], [samples], lambda: None, -1.0, fused)
+    assert group.chain_scores.tolist() == [0.7, 0.7]
 
 
 def _episode(messages, turns):
