@@ -26,7 +26,12 @@ _OPENS = {"(": ")", "[": "]", "{": "}"}
 class Equation(NamedTuple):
     """`left relation right`, with `=`, `≈`, `!=`, `<`, `>`, `<=` or `>=`; sides as by `parse_expression`.
 
-    If `doubtful`, nearby words may change its meaning, so it never counts as false.
+    Attributes:
+      text: its tokens, joined by spaces.
+      units: words and currency signs in it, in lower case.
+      doubtful: nearby words may change its meaning, so it never counts as false.
+      shared: the left side is the right side of the equation before, in a chain of equalities.
+      start, end: half-open range of its tokens.
     """
 
     left: tuple
@@ -35,8 +40,8 @@ class Equation(NamedTuple):
     text: str
     units: frozenset[str]
     doubtful: bool
-    shared: bool  # the left side is the right side of the equation before: a chain of equalities
-    start: int  # tokens between equations show how one follows from another
+    shared: bool
+    start: int
     end: int
 
 
@@ -335,10 +340,19 @@ def _number(token: Token) -> tuple:
 
 
 class Token(NamedTuple):
-    kind: str  # N number, S symbol, W word, O operator, R relation, F function, B break, P unreadable, and signs
+    """One token in a text.
+
+    Attributes:
+      kind: N number, S symbol, W word, O operator, R relation, F function, A remark in brackets, B break, P unreadable;
+        `pi`, brackets, `%`, `!` and `°` are their own kinds.
+      spaced: a space stands before it.
+      glued: a letter, a digit or } stands before it.
+    """
+
+    kind: str
     text: str
-    spaced: bool = True  # a space stands before it
-    glued: bool = False  # a letter, a digit or } stands before it
+    spaced: bool = True
+    glued: bool = False
 
 
 def tokens_of(text: str) -> list[Token]:

@@ -75,7 +75,7 @@ class Environment:
       restore: maps such a value to a state, any number of times.
       parse: maps a turn's sampled text to the assistant message for `step`.
       answer: maps an episode's messages to its final answer, if any, for votes.
-      tools: tool descriptions for the chat template.
+      tools: tool descriptions. Rollouts do not render them, so `reset` must describe the tools in its messages.
       close: frees a state's resources, e.g. a container.
     """
 
