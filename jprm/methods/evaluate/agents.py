@@ -94,7 +94,10 @@ class Features(NamedTuple):
 
 
 def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
-    """Computes `Features` (text, length, repeated calls, errors of tools) of the turns in `chain`, step nodes."""
+    """Computes `Features` of the turns in `chain` (node indices, first to last).
+
+    A tool result is an error if its first 200 characters contain "error", in any case.
+    """
     texts, characters, repeats, errors = [], [], [], []
     answers, wrong, at = 0, 0, -1
     for i in chain:
@@ -115,7 +118,7 @@ def features(tree: ReasoningTree, chain: Sequence[int]) -> Features:
 
 
 def telemetry_of(of_turns: Features) -> Float[np.ndarray, "T F"]:
-    """Returns (T, 4) numbers that read no text: turn number, its log, repeats so far, fraction of errors so far."""
+    """Returns (T, 4) numbers that read no text: turn t from 0, log(1 + t), repeats up to it, fraction of errors."""
     place_T = np.arange(len(of_turns.texts))
     return np.column_stack([place_T, np.log1p(place_T), np.cumsum(of_turns.repeats), of_turns.errors])
 
@@ -165,7 +168,11 @@ class LabelledTurns(NamedTuple):
 
 
 def turns_of(trees: Sequence[ReasoningTree]) -> LabelledTurns:
-    """Collects labelled turns as arrays. Raises ScoreError if a turn has no score, or no turn has a valid label."""
+    """Collects labelled turns as arrays.
+
+    Raises ScoreError if any turn, labelled or not, has no score, no turn is labelled, or a label's semantics is not
+    rating, correctness or value.
+    """
     turns, ends, rows = [], [], []
     for tree, nodes, of_turns, where in runs_of(trees):
         score_T = np.array([node.score for node in nodes], float)
@@ -206,12 +213,15 @@ def _class(label: float, semantics: str, where: str) -> int:
 
 
 def classes_at(score_M: Float[np.ndarray, " M"], low: float, high: float) -> Int[np.ndarray, " M"]:
-    """Returns -1 below `low`, 1 from `high` on, 0 in between."""
+    """Returns -1 below `low`, 1 from `high` on, 0 in between (and for NaN)."""
     return np.where(score_M < low, -1, np.where(score_M >= high, 1, 0))
 
 
 def best_thresholds(score_M: Float[np.ndarray, " M"], class_M: Int[np.ndarray, " M"]) -> tuple[float, float]:
-    """Returns (low, high), the pair of score quantiles with the highest accuracy; the lowest if tied."""
+    """Returns (low, high), the pair of score quantiles with the highest accuracy by `classes_at`; the lowest if tied.
+
+    A threshold may lie just above the highest score: no turn is then good, or all are bad. `score_M` must have entries.
+    """
     cuts = np.unique(np.quantile(score_M, np.linspace(0, 1, CANDIDATES)))
     cuts = np.append(cuts, np.nextafter(cuts[-1], np.inf))
     pairs = [(low, high) for i, low in enumerate(cuts) for high in cuts[i:]]
@@ -315,7 +325,7 @@ class Trials(NamedTuple):
 
 
 def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
-    """Returns the trials with an outcome, solved or not."""
+    """Returns the trials with an outcome, solved or not; `keys` is empty if a turn of any of these lacks a score."""
     tasks, solved, scores, trivial = [], [], [], []
     for tree, nodes, of_turns, _ in runs_of(trees):
         if (correct := nodes[-1].correct) is None:
@@ -334,12 +344,12 @@ def trials_of(trees: Sequence[ReasoningTree]) -> Trials:
 
 
 def pass_hat(solved_T: Float[np.ndarray, " T"], k: int) -> float:
-    """Returns the probability that k random different trials are all solved; k must be at most T."""
+    """Returns the probability that k random different trials are all solved (1, else 0); k must be at most T."""
     return math.comb(int(solved_T.sum()), k) / math.comb(len(solved_T), k)
 
 
 def pass_at(solved_T: Float[np.ndarray, " T"], k: int) -> float:
-    """Returns the probability that at least one of k random different trials is solved; k must be at most T."""
+    """Returns the probability that at least one of k random different trials is solved, as for `pass_hat`."""
     return 1 - math.comb(int((1 - solved_T).sum()), k) / math.comb(len(solved_T), k)
 
 
@@ -351,10 +361,12 @@ def chosen(key_T: Float[np.ndarray, " T"], solved_T: Float[np.ndarray, " T"]) ->
 def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
     """Returns pass^k, pass@k and the success rate of chosen trials, with 95 % intervals.
 
-    `k` goes up to the smallest number of trials per task; `pass_hat` and `pass_at` have a figure for each. Tasks with a
-    single trial are left out and counted as `n_single`. `chosen` and `trivial` have the success rates by key, `ahead`
-    each key of the scores minus the best trivial key, on the same resamples of tasks. If all trials of every task have
-    the same outcome, no choice matters and these three are empty. Returns {} if no task has two trials with outcomes.
+    `k` lists 1 .. the smallest number of trials per task; `pass_hat` and `pass_at` have a figure for each. Tasks with a
+    single trial are left out and counted as `n_single`. `chosen` (keys `lowest`, `mean` and `last`) and `trivial` have
+    the success rates by key, `ahead` each key of the scores minus `best_trivial`, on the same resamples of tasks;
+    `oracle` is the rate with the best trial per task. `chosen` and `ahead` are empty if any turn lacks a score. If all
+    trials of every task have the same outcome, no choice matters, and `trivial` is empty too. Also `n_tasks` and
+    `n_trials`. Returns {} if no task has two trials with outcomes.
     """
     trials = trials_of(trees)
     all_tasks = [np.flatnonzero(trials.task_K == task) for task in range(int(trials.task_K.max(initial=-1)) + 1)]
@@ -433,8 +445,10 @@ def failed_of(trees: Sequence[ReasoningTree]) -> list[Failed]:
 def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int) -> dict[str, Any]:
     """Returns the figures of every prediction with 95 % intervals over tasks; {} if no turn is labelled bad.
 
-    `scores` and `trivial` have the figures by prediction, if every turn has a score the former too. `ahead` is each
-    figure of the scores minus the best trivial prediction for that figure, on the same resamples.
+    `scores` (`lowest`, and `below` the `threshold`) and `trivial` have the figures by prediction; `scores` is empty if
+    a turn lacks a score. `figures` lists those reported: `step`, `within_1`, `within_3`, `within_5`, and if known
+    `agent`, `any_failure` and `root_cause`. `ahead` is each figure of the scores minus its `best_trivial` prediction,
+    on the same resamples. `n` counts trajectories, `n_tasks` tasks.
     """
     failed = failed_of(trees)
     if not failed:
@@ -510,11 +524,13 @@ def agents_report(
     """Returns the figures of trajectories, each with a 95 % interval over problems.
 
     A turn is bad below the first of `thresholds` and good from the second on; `fitted`: whether they were fitted to
-    other files. `trials` and `first_bad` are present if there are outcomes and bad turns. The other figures need turns
-    with both labels and scores: `baselines` has the trivial scores, and `ahead` the model minus the best baseline per
-    figure, paired on the same resamples.
+    other files. `trials` (`trials_report`) and `first_bad` (`first_bad_report`) are present if there are outcomes and
+    bad turns. The rest needs labels, and a score for every turn: `step_accuracy`, `first_bad_turn`, `auroc`, `f1_bad`,
+    `f1_neutral` and `f1_good`; the same by name in `baselines`; `ahead`, the model minus the best `baseline` per
+    figure, paired on the same resamples; `outcome`, `calibration` (by turn number), counts (`n_turns`, ...), and
+    `interventions` if `interventions_report` allows.
 
-    Raises ScoreError if only some turns have a score, or no trajectory can be evaluated.
+    Raises ScoreError if labels exist but only some turns have a score, or no trajectory can be evaluated.
     """
     nodes = [node for tree in trees for node in tree.nodes if node.is_step]
     scored, labelled = (any(getattr(node, key) is not None for node in nodes) for key in ("score", "label"))
@@ -540,7 +556,10 @@ def _turns_of_runs(trees: Sequence[ReasoningTree]) -> list[RunOfTurns]:
 
 
 def run(options: Agents) -> Report:
-    """Returns the report of the command; without a model, uses the scores in the files, if any."""
+    """Returns the report of the command; without a model, uses the scores in the files, if any.
+
+    Raises ValueError if files without a model hold scores of different scales.
+    """
     if options.model is not None:
         return figures(load_and_score(BENCHMARK, options)[1])
     files = by_name([*options.data, *options.calibrate])

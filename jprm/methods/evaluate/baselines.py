@@ -50,7 +50,7 @@ OfLabelled = Callable[
 
 
 def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
-    """Builds a baseline from one number per chain (tree, its nodes); chains below their pool's mean are doubted."""
+    """Builds a baseline from a number per chain, higher is better: `key(tree, node indices)`. Doubts as `doubted`."""
 
     def of_pools(trees: Sequence[ReasoningTree]) -> list[Chosen]:
         return [doubted(np.array([key(tree, chain) for chain in chains_of(tree)], float)) for tree in trees]
@@ -59,7 +59,10 @@ def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
 
 
 def doubted(key_K: Float[np.ndarray, " K"], pool_K: Int[np.ndarray, " K"] | None = None) -> Chosen:
-    """Ranks chains by `key_K`; doubts chains below the mean of their pool (`pool_K`, by default a single pool)."""
+    """Ranks chains by `key_K` (higher is better); chains below their pool's mean weigh `DOUBTED`, others 1.
+
+    `pool_K` numbers each chain's pool from 0; by default all are of a single one.
+    """
     pool_K = np.zeros(len(key_K), int) if pool_K is None else pool_K
     mean_P = np.bincount(pool_K, key_K) / np.maximum(np.bincount(pool_K), 1)
     return Chosen(key_K, np.where(key_K < mean_P[pool_K] - 1e-9, DOUBTED, 1.0))
@@ -94,22 +97,31 @@ LABELLED: dict[str, OfLabelled | str] = {
 
 
 def of_pools(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Chosen]]:
-    """Returns one `Chosen` per pool, by baseline; leaves out baselines that need more pools, and baselines that read
-    texts above `MOST_SAMPLES` samples."""
+    """Returns one `Chosen` per pool, by baseline of `POOLS`.
+
+    Leaves out `text_features` if it needs more pools. Above `MOST_SAMPLES` samples only `fewest_steps` and `shortest`
+    remain.
+    """
     few = sum(len(chains_of(tree)) for tree in trees) <= MOST_SAMPLES
     return _computed(POOLS if few else {name: x for name, x in POOLS.items() if not isinstance(x, str)}, trees)
 
 
 def of_steps(trees: Sequence[ReasoningTree]) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
-    """Returns step scores per chain, by baseline; leaves out baselines with too few chains."""
+    """Returns step scores per chain (a tree without branches), lower if an error is likelier, by baseline of `STEPS`.
+
+    Leaves out `text_features` if too few chains have a known `first_error` (`jprm.methods.evidence.baselines`).
+    """
     return _computed(STEPS, trees)
 
 
 def of_labelled(
     trees: Sequence[ReasoningTree], classes: Sequence[Int[np.ndarray, " N"]]
 ) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
-    """Returns step scores per tree, by baseline, fitted to the trees' labels `classes` (`label_class`); leaves out
-    baselines with too few or too many steps."""
+    """Returns scores per tree and node, by baseline of `LABELLED`, fitted to `classes` (1, 0, -1, by `label_class`).
+
+    Leaves out baselines if `fitted` has too few labels, `text_features` if a tree is of messages, and all above
+    `MOST_SAMPLES` nodes.
+    """
     few = sum(len(tree.nodes) for tree in trees) <= MOST_SAMPLES
     return _computed(LABELLED, trees, classes) if few else {}
 
@@ -117,10 +129,10 @@ def of_labelled(
 def fitted(
     rows: Sequence[Float[np.ndarray, "N F"]], classes: Sequence[Int[np.ndarray, " N"]], problems: Sequence[str]
 ) -> Sequence[Float[np.ndarray, " N"]] | None:
-    """Returns out-of-fold step scores of a logistic regression from features to right steps, if there are enough.
+    """Returns out-of-fold probabilities of a right step, by a logistic regression on features.
 
-    Each entry of `rows` (features) and `classes` (1, 0, or -1 without a label) is a tree; a step's score comes from a
-    fit to other `problems`.
+    Each entry of `rows` (features), `classes` (1, 0, or -1 without a label) and `problems` is a tree; a step's score
+    comes from a fit to other problems. None if either class has fewer than 50 steps, or a fold lacks one.
     """
     return find_part("jprm.methods.evidence.baselines:cross_fitted", {}, "baseline")(rows, classes, problems)
 

@@ -92,7 +92,7 @@ class Request:
 
 
 def scale_of(results: Results) -> Scale:
-    """Returns the score scale of the model in a suite's results; by default probabilities."""
+    """Returns the score scale in `results["model"]`, which must exist; probabilities if it has no `scale`."""
     return Scale(**(results["model"].get("scale") or {}))
 
 

@@ -83,8 +83,8 @@ def pools_of(
     min, mean, last and max use scores on any scale; other rules and votes use their weights (`Scale.weights`). `first`
     collects the trees, at most until they have too many samples for text baselines.
 
-    Raises ScoreError if a record is not a pool, has no samples, or lacks a score or the outcome of a sample, and
-    NothingToMeasure if there are no records.
+    Raises ScoreError if a record is not a pool, lacks a score or the outcome of a sample (`outcome_of`), or has scores
+    outside [0, 1] though `scale` is of probabilities, and NothingToMeasure if there are no records.
     """
     problem, empty, with_steps, classes = [], [], [], []  # of each pool
     steps, length, scores, correct, vote = [], [], [], [], []  # of each sample with steps
@@ -151,9 +151,9 @@ def at_ends(curve_Pn: Float[np.ndarray, "P n"], size_P: Int[np.ndarray, " P"]) -
 
 
 def drawn_pools(pools: Pools, n: int, seed: int) -> tuple[Pools, Int[np.ndarray, "P n"]]:
-    """Draws n samples from each pool without replacement; returns the new pools and the slots drawn (P, n).
+    """Draws n samples from each pool without replacement; returns the new pools and the slots drawn (P, n), ascending.
 
-    Every pool must hold at least n samples.
+    Every pool must hold at least n samples: smaller ones silently get padding.
     """
     rng, slots = np.random.default_rng(seed), pools.correct_PN.shape[1]
     order_PN = np.where(np.arange(slots) < pools.size_P[:, None], rng.random((len(pools.size_P), slots)), np.inf)
@@ -174,7 +174,10 @@ def drawn_pools(pools: Pools, n: int, seed: int) -> tuple[Pools, Int[np.ndarray,
 
 
 def cut(tree: ReasoningTree, slot_n: Int[np.ndarray, " n"]) -> ReasoningTree:
-    """Returns a pool's tree with only the samples in these slots; slots beyond the samples with steps are ignored."""
+    """Returns a pool's tree with only the samples in these slots (from 0, as in `chains_of`).
+
+    Slots beyond the samples with steps are ignored; `empty_samples` in `extra` stays.
+    """
     chains = chains_of(tree)
     nodes = list(dict.fromkeys(i for slot in slot_n if slot < len(chains) for i in chains[slot]))
     place_of = {-1: -1} | {i: place for place, i in enumerate(nodes)}
@@ -203,7 +206,10 @@ def _keys_and_weights(score_BP, mask_BP, scale: Scale) -> tuple[dict[str, Any], 
 
 
 def chosen_curves(pools: Pools) -> dict[str, Float[np.ndarray, "P n"]]:
-    """Returns each problem's expected accuracy by rule, for n = 1 .. the smallest pool size (NaN as in `at_ends`)."""
+    """Returns each problem's expected accuracy by rule, for n = 1 .. the smallest pool size.
+
+    NaN as in `at_ends` if scores depend on the whole pool (`Pools.of_pool`).
+    """
     curves = {rule: _chosen_by(pools, pools.key[rule]) for rule in RULES}
     return {rule: at_ends(curve_Pn, pools.size_P) for rule, curve_Pn in curves.items()} if pools.of_pool else curves
 
@@ -220,13 +226,14 @@ def best_of_n_report(
     A curve is `{"value", "low", "high"}`, lists over `n` with 95 % intervals over problems.
 
     - `rules`: per rule, `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n minus majority vote on the same
-      problems, at the largest n), and the paired differences from `best_baseline` and from `one_sample`, a random one.
+      problems, at the largest n, in lists of one), and paired differences at the largest n from the best baseline and
+      from one random sample: `best_of_n_minus_best_baseline`, `weighted_vote_minus_one_sample`, ...
     - `majority`, and `pass_at_n` (the oracle).
     - `baselines`: `random` (all scores equal) and the baselines of `baselines.py`; `baseline_votes` has their votes.
-      `best_baseline` is the most accurate at the largest n, including the majority vote.
+      `best_baseline` is the `name` (`majority`, `random`, NAME or `NAME.vote`) and `value` of the most accurate one at
+      the largest n.
     - `paired`: all rules compared with each other and with majority vote (`compare_curves`).
     - `none_right` and `all_right`: the number of problems that no choice can change.
-
     - `n` (1 .. `n_max`), `n_problems`, `n_samples`, `largest_pool`, `repeated_problems`, `trials`, `without_answer` and
       `without_steps` (samples), and `mean_accuracy`, the mean over problems of the share of correct samples.
 
@@ -318,8 +325,9 @@ def compare_curves(
 ) -> list[dict[str, Any]]:
     """Returns the differences between pairs of curves, (name in `a`, name in `b`).
 
-    Each row has the names as `a` and `b`, and lists `value`, `low`, `high` and `better` over `n` (`blocks.shown_n`); []
-    without pairs. Curves hold expected accuracies per problem at n = 1, 2, ...
+    Each row has the names as `a` and `b`, and lists over `n` (`blocks.shown_n`): `value` (a less b), `low`, `high` and
+    `better`, the fraction of resamples with a ahead. [] without pairs. Curves hold expected accuracies per problem at
+    n = 1, 2, ..., all in `a` or `b` of one length.
     """
     if not pairs:
         return []
@@ -392,9 +400,10 @@ def _empty_samples(tree: ReasoningTree, where: str) -> int:
 
 
 def outcome_of(truth: Any, leaf: Node, where: str) -> float:
-    """Returns 1 if a sample is correct (recorded, or its answer equals `truth`), else 0.
+    """Returns 1 if a sample is correct (`leaf.correct`, or else its `extra["answer"]` equals `truth`), else 0.
 
-    A sample that its verifier left undecided is incorrect. Raises ScoreError, naming `where`, if neither is known.
+    A sample that its verifier left undecided, or that has no answer, is incorrect. Raises ScoreError, naming `where`,
+    if both `leaf.correct` and `truth` are absent.
     """
     if leaf.correct is not None or UNDECIDED in leaf.extra:
         return float(leaf.correct or False)

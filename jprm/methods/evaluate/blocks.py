@@ -47,7 +47,7 @@ class Table:
 
     @property
     def lines(self) -> list[list[str] | None]:
-        """The rows as text: counts unchanged, fractions and figures in per cent, differences in points."""
+        """The rows as text, without the head: int unchanged, float and figures in per cent, differences in points."""
         return [None if row is None else [_text(cell) for cell in row] for row in self.rows]
 
 
@@ -105,13 +105,13 @@ def words(key: str) -> str:
 
 
 def left_out_words(report: Mapping[str, Any]) -> str:
-    """Returns e.g. `; 2 left out (too long)`, or ""."""
+    """Returns e.g. `; 2 left out (too long)` from the report's count `too_long`, or "" if it is 0 or absent."""
     count = report.get("too_long", 0)
     return f"; {count} left out (too long)" if count else ""
 
 
 def best_first(baselines: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
-    """Returns {column head: baseline}, by each baseline's `key` (a figure or a number), highest first, absent last."""
+    """Returns {`baseline: NAME`: baseline}, by each one's `key` (figure or number), highest first, absent last."""
 
     def value(name: str) -> float:
         figure = baselines[name].get(key)
@@ -132,7 +132,7 @@ def percent(value: float | None) -> str:
 
 
 def interval(figure: Mapping[str, Any] | None) -> str:
-    """Formats e.g. `52.1 [48.0, 56.2]`, in per cent; without brackets if there is no interval."""
+    """Formats e.g. `52.1 [48.0, 56.2]`, in per cent; without brackets if there is no interval, `–` for None."""
     value, low, high = ((figure or {}).get(key) for key in ("value", "low", "high"))
     return percent(value) + ("" if low is None or high is None else f" [{percent(low)}, {percent(high)}]")
 
@@ -160,7 +160,10 @@ def last(curve: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, str]]:
-    """Yields (path, text) for every figure with an interval in a report, as plain numbers."""
+    """Yields e.g. ("raw / ece", "0.052 [0.041, 0.066]") for every figure with an interval in nested mappings.
+
+    `path` holds the keys above `report`. Lists are skipped.
+    """
     if not isinstance(report, Mapping):
         return
     value, low, high = (report.get(key) for key in ("value", "low", "high"))
@@ -172,7 +175,7 @@ def figures_in(report: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, s
 
 
 def plain(reports: Mapping[str, Any]) -> Iterator[Table]:
-    """Yields a default table of every figure with an interval, one column per report."""
+    """Yields one table of every figure with an interval (`figures_in`), if any; `reports` are by column head."""
     columns = {name: dict(figures_in(report)) for name, report in reports.items()}
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[words(name), *(column.get(name) for column in columns.values())] for name in names]

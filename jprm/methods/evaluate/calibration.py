@@ -91,7 +91,7 @@ def ece_if_calibrated(
 
     Wild cluster bootstrap (Cameron, Gelbach & Miller 2008, Review of Economics and Statistics 90, 414): the distance of
     each label from its score, centred within the bin, keeps its size and gets a random sign that is shared by all steps
-    of a group (problem). Too small if there are few groups.
+    of a group (problem). Too small if there are few groups; zeros if there are no steps.
     """
     return np.abs(_gaps(score_N, right_N, groups, bins, seed)[1]).sum(-1)
 
@@ -181,7 +181,7 @@ def reliability_curve(
     """Returns the reliability diagram as lists over bins, empty if there are no steps.
 
     `n` counts steps, `score` is their mean score, `value` the fraction right; `low` and `high` are a 95 % interval over
-    groups (problems).
+    groups (problems), None in a bin with a single group.
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
     if not len(score_N):
@@ -198,11 +198,15 @@ def calibration_report(
 ) -> dict[str, Any]:
     """Returns the calibration of scored trees by file, before and after maps fitted on `calibrate`.
 
-    `neutral` is the class of neutral ratings (positive, negative or drop). `n_steps` and `n_problems` count the steps
-    judged, i.e. without those `left_out`. Raises NothingToMeasure if a side lacks
-    labels, `calibrate` a class, or the files problems that are not in `calibrate`.
+    `neutral` is the class of neutral ratings (positive, negative or drop; None raises ScoreError if there is one).
+    `n_steps` and `n_problems` count the steps judged, i.e. without those `left_out`. Raises ScoreError if a score is
+    missing or outside [0, 1], and NothingToMeasure if a side lacks labels, `calibrate` a class, or the files problems
+    that are not in `calibrate`.
 
-    - `raw`: the figures on all files. `by`: the same by `step`, `length` (quartiles of characters) and `subset` (file).
+    - `raw`: the figures on all files: `n`, `bins`, `mean_score`, `share_right`, `ece` (with `plain`),
+      `ece_if_calibrated` (`mean`, `high`), `miscalibrated` (None below `PROBLEMS_PER_BIN` problems), `brier` (with its
+      parts), `auroc` and `curve`. `by`: a list of them with `group`, by `step` (from 1), `length` (quartiles of
+      characters) and `subset` (file).
     - `recalibrated`: the figures by kind of map, with `map` and `calibration_steps`. `chosen` is the kind with the
       lowest cross-fitted Brier score on `calibrate` (`choose_map`).
     - `left_out`: the number of steps of problems that are also in `calibrate`; they are used for the fit only.
@@ -248,8 +252,8 @@ def calibration_report(
 def choose_map(score_N: np.ndarray, right_N: np.ndarray, problem_N: np.ndarray, seed: int) -> str:
     """Returns the kind of map with the lowest Brier score, cross-validated by problem.
 
-    If a training fold would lack right or wrong steps, returns the first of `KINDS`, which has one parameter. `seed`
-    deals the problems to folds.
+    Kinds are `temperature`, `platt`, `isotonic` and `quantile`. If a training fold would lack right or wrong steps,
+    returns `temperature`, which has one parameter. `seed` deals the problems to folds.
     """
     problem_N = group_numbers(problem_N)
     fold_N = (np.random.default_rng(seed).permutation(problem_N.max() + 1) % FOLDS)[problem_N]

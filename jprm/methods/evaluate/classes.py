@@ -31,8 +31,9 @@ class Classes(NamedTuple):
 def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
     """Collects the labelled steps. A record's `classes` has for each step an output's name, a list of names, or null.
 
-    Raises ScoreError if `classes` is missing, has another length or names an unknown output; NothingToMeasure, which
-    is one, if no step has a class.
+    A step of null is left out; [] labels it as of no class. All steps must have the outputs of the first one. Raises
+    ScoreError if `classes` is missing, has another length or names an unknown output; NothingToMeasure, which is one,
+    if no step has a class.
     """
     nodes, labels, problems = [], [], []
     for i, tree in enumerate(trees, start=1):
@@ -60,7 +61,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
 
 
 def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
-    """Returns the threshold with the largest F1 (the highest one if tied), given positives."""
+    """Returns the threshold, inclusive, with the largest F1 (the highest one if tied); None without a positive."""
     if not positive_N.any():
         return None
     order_N = np.argsort(-value_N, kind="stable")
@@ -74,10 +75,10 @@ def figures(request: Request) -> Report:
     """Returns `classes`, the figures by class, with 95 % intervals over problems, and the top class's `accuracy`.
 
     Each class has `n` (its steps), `auroc`, `average_precision`, `f1` (at 0.5), `f1_tuned`, `threshold`, `ece` and
-    `ece_if_calibrated`. `f1_tuned` uses the `threshold` fitted on `calibrate`; both are null without it. `ece` is the
-    calibration error of the class output as a probability, and `ece_if_calibrated` its 95 % quantile under noise alone.
-    Also `n_steps`, `n_problems`, `too_long`, and `most_frequent_class`, the share of the most frequent class. Raises
-    NothingToMeasure or ScoreError as `classes_of` does.
+    `ece_if_calibrated`. `f1_tuned` uses the `threshold` fitted on `calibrate`; both are null if it holds no step of the
+    class. `ece` is the calibration error of the class output as a probability, and `ece_if_calibrated` its 95 %
+    quantile under noise alone. Also `n_steps`, `n_problems`, `too_long`, and `most_frequent_class`, the share of the
+    most frequent class. Raises NothingToMeasure or ScoreError as `classes_of` does.
     """
     classes = classes_of(request.trees)
     tuning = [tree for trees in request.calibrate.values() for tree in trees]

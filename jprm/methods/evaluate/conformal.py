@@ -62,8 +62,9 @@ def false_alarm_threshold(
 
     `lowest_N` must be the lowest step scores of N chains without an error. Split conformal prediction (Vovk, Gammerman
     & Shafer 2005; Angelopoulos & Bates 2021, arXiv 2107.07511, theorem 1): the threshold is the k-th smallest of
-    `lowest_N`. A new error-free chain is flagged only if it is among the k lowest of N + 1 exchangeable values, with
-    probability at most k / (N + 1). So k = floor(alpha (N + 1)); if k = 0, no chain is flagged.
+    `lowest_N`, and flags scores strictly below it. A new error-free chain is flagged only if it is among the k lowest
+    of N + 1 exchangeable values, with probability at most k / (N + 1). So k = floor(alpha (N + 1)); if k = 0, no chain
+    is flagged.
 
     That is an average over calibration sets. Given one set, the rate is Beta(k, N + 1 - k) distributed, lower if scores
     tie (Vovk 2012, arXiv 1209.2673, proposition 2a). With `confidence`, k is the largest value for which the rate stays
@@ -87,7 +88,7 @@ def accept_threshold(
     confidence: float,
     grid: Sequence[float] | np.ndarray = GRID,
 ) -> Threshold:
-    """Returns the lowest threshold with an error rate of at most `alpha` among accepted chains.
+    """Returns the lowest threshold of `grid` with an error rate of at most `alpha` among accepted chains (score >= it).
 
     This holds with probability `confidence` over the calibration chains. If no threshold qualifies, it is infinite and
     no chain is accepted. `grid` must not be chosen on these chains. The error rate need not fall with the score. Raises
@@ -123,6 +124,8 @@ def accept_threshold(
 
 def clopper_pearson(wrong: Any, n: Any, confidence: float) -> Any:
     """Returns the exact one-sided upper bound on a binomial probability after `wrong` of `n`; 1 if n is 0 or all wrong.
+
+    Arrays broadcast.
 
     Clopper & Pearson 1934: p with P(Bin(n, p) <= wrong) = 1 - confidence, a quantile of Beta(wrong + 1, n - wrong).
     """

@@ -35,8 +35,8 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
     A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
     section 4.3). Only chains with at least two steps and only positive labels count, since errors do come late. `share`
     splits ties evenly; `expected` is the mean of 1 / length, the rate of a scorer that ignores position; `excess` is
-    the difference, with an interval. A finding is an excess above `margin`. Also returns `n`, the chains that count,
-    `margin` and `finding` (bool). Raises ScoreError if no chain counts.
+    the difference, with an interval. A finding is an `excess` interval above `margin`. Also returns `n`, the chains
+    that count, `margin` and `finding` (bool). Raises ScoreError if no chain counts.
     """
     chains = [
         tree for tree in trees
@@ -60,7 +60,7 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
 
 
 def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dict[str, Any]]:
-    """Measures how chain scores change with length, among each problem's correct samples.
+    """Measures how chain scores (as vote weights in [0, 1]) change with length, among each problem's correct samples.
 
     Problems differ in length and difficulty, and incorrect samples may be longer for good reason. So only correct
     samples count, with lengths and scores centred per problem. By rule: `slope` per step (None if lengths are equal),
@@ -100,6 +100,7 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
 def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, margin: float = 0.1) -> dict[str, Any]:
     """Returns whether wrong steps are detected in ProcessBench chains with a correct final answer.
 
+    Every chain must have `first_error` (-1 if there is none); an answer of unknown correctness counts as incorrect.
     `detected` is the fraction of chains with a correct answer and a wrong step that have a step below `threshold`;
     `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for error-free chains. `auroc` ranks
     correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so for
@@ -190,9 +191,9 @@ def diagnostics_report(
 ) -> dict[str, Any]:
     """Returns all diagnostics of scored ProcessBench chains, if given, and of scored pools by file.
 
-    Keys: `lowest_at_end` and `wrong_process` if `chains` are given, and `length_slopes` and `over_optimisation` by file
-    if there are pools. A diagnostic without suitable data is `{"not_computed": reason}`. Raises ScoreError or
-    NothingToMeasure as `pools_of` does.
+    Keys: `lowest_at_end` and `wrong_process` (with `threshold`) if `chains` are given, and `length_slopes` and
+    `over_optimisation`, by file and then rule, if there are pools. A diagnostic without suitable data, or without a
+    chain's scores, is `{"not_computed": reason}`. Raises ScoreError or NothingToMeasure as `pools_of` does.
     """
     report: dict[str, Any] = {}
     if chains is not None:
@@ -229,7 +230,7 @@ def right_chains(trees: Sequence[ReasoningTree], most: int) -> list[ReasoningTre
 
 
 def edits_of(chains: Sequence[ReasoningTree], score: Scorer, seed: int, threshold: float = 0.5) -> dict[str, Any]:
-    """Edits up to `EDITED` correct chains, scores the edits, and returns their `edits_report`.
+    """Edits the first `EDITED` correct chains, scores the edits in one call, and returns their `edits_report`.
 
     Without a correct chain, returns `{"meaning_kept": {"not_computed": reason}}` and scores nothing.
     """
@@ -246,7 +247,10 @@ MARGINS = {"meaning_kept": 0.05, "meaning_lost": 0.5, "nonsense": 0.2}
 def edits_report(
     chains: Sequence[ReasoningTree], changed: Sequence[ReasoningTree], seed: int, *, threshold: float = 0.5
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns how scores react to edits, from scored chains and their scored edits (`edited`).
+    """Returns how scores react to edits, as {kind: {edit: figures}}, from scored chains and their scored edits.
+
+    `changed` must be the scored records of `edited(chains)`: their `extra` names the `edit`, and `of`, the index of the
+    chain.
 
     - `meaning_kept`, by edit: `change`, the mean absolute change of a step's score, with an interval over problems, and
       `shift`, the mean signed change.
@@ -255,7 +259,7 @@ def edits_report(
     - `nonsense`, by kind: `preferred`, how often its lowest score exceeds the correct chain's (ties count half). A
       search would be drawn to it.
 
-    A finding exceeds the margin in `MARGINS`.
+    Each has `n` edits, `margin` (from `MARGINS`) and `finding`: the interval of its first figure lies above the margin.
     """
     before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
@@ -338,7 +342,8 @@ def run(options: Diagnostics) -> Report:
 def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
     """Returns all diagnostics that the `requests` of processbench and best_of_n allow; edits need the scorer.
 
-    The threshold is the one tuned in `results["processbench"]`, or the model's own, which edits always use.
+    The threshold is the one tuned in the first file of `results["processbench"]`, or the model's own, which edits
+    always use. {} if neither is requested.
     """
     chains, pools, seed = None, {}, 0
     scale = next((request.scale for request in requests.values()), PROBABILITY)
@@ -368,7 +373,10 @@ def tables(report: Report) -> Iterator[str]:
 
 
 def rows_of(report: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (name, diagnostic) for every nested diagnostic in a report."""
+    """Yields (name, diagnostic), e.g. "length slopes, FILE, mean", for every mapping with `finding` or `not_computed`.
+
+    `path` is put before the names.
+    """
     for key, value in report.items():
         name = f"{path}, {words(key)}" if path else words(key)
         if isinstance(value, Mapping):
