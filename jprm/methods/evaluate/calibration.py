@@ -181,7 +181,7 @@ def reliability_curve(
     """Returns the reliability diagram as lists over bins, empty if there are no steps.
 
     `n` counts steps, `score` is their mean score, `value` the fraction right; `low` and `high` are a 95 % interval over
-    groups (problems), None in a bin with a single group.
+    groups (problems), absent (None) in a bin with a single group.
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
     if not len(score_N):
@@ -198,7 +198,7 @@ def calibration_report(
 ) -> dict[str, Any]:
     """Returns the calibration of scored trees by file, before and after maps fitted on `calibrate`.
 
-    `neutral` is the class of neutral ratings (positive, negative or drop; None raises ScoreError if there is one).
+    `neutral` is the class of neutral ratings (positive, negative or drop; with None, a neutral one raises ScoreError).
     `n_steps` and `n_problems` count the steps judged, i.e. without those `left_out`. Raises ScoreError if a score is
     missing or outside [0, 1], and NothingToMeasure if a side lacks labels, `calibrate` a class, or the files problems
     that are not in `calibrate`.

@@ -100,7 +100,7 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
 def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, margin: float = 0.1) -> dict[str, Any]:
     """Returns whether wrong steps are detected in ProcessBench chains with a correct final answer.
 
-    Every chain must have `first_error` (-1 if there is none); an answer of unknown correctness counts as incorrect.
+    Every chain must have `first_error` (-1: all steps are right); an answer of unknown correctness counts as incorrect.
     `detected` is the fraction of chains with a correct answer and a wrong step that have a step below `threshold`;
     `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for error-free chains. `auroc` ranks
     correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so for
