@@ -231,7 +231,7 @@ def best_of_n_report(
     - `majority`, and `pass_at_n` (the oracle).
     - `baselines`: `random` (all scores equal) and the baselines of `baselines.py`; `baseline_votes` has their votes.
       `best_baseline` is the `name` (`majority`, `random`, NAME or `NAME.vote`) and `value` of the most accurate one at
-      the largest n.
+      the largest n. There, these votes and pool-reading baselines use a single draw from each larger pool.
     - `paired`: all rules compared with each other and with majority vote (`compare_curves`).
     - `none_right` and `all_right`: the number of problems that no choice can change.
     - `n` (1 .. `n_max`), `n_problems`, `n_samples`, `largest_pool`, `repeated_problems`, `trials`, `without_answer` and
