@@ -234,11 +234,11 @@ _RUNNER = """
 import contextlib, io, json, sys
 names = {"__name__": "__main__"}
 *earlier, last = json.load(sys.stdin)
-with contextlib.redirect_stdout(io.StringIO()):
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
     for block in earlier:
         try:
             exec(block, names)
-        except Exception:  # it was printed when this block was the last
+        except (Exception, SystemExit):  # it was printed when this block was the last
             pass
 try:
     exec(last, names)
@@ -251,9 +251,9 @@ def printed(blocks: Sequence[str], limits: Limits = BLOCK_LIMITS) -> str:
     """Returns the text that the last block prints (stdout and stderr) after the earlier ones ran.
 
     It ends with the block's error, e.g. `ZeroDivisionError: division by zero`, or `TimeoutError: ...`; "" if the block
-    prints no text. Only the first `LONGEST` characters stay, so a long text loses its error. Errors of earlier blocks
-    are ignored, but their stderr comes first. SystemExit leaves no error. At least one block must be given; `limits`
-    apply to all together. Only the standard library is available.
+    prints no text. Only the first `LONGEST` characters stay, so a long text loses its error. Output and errors of
+    earlier blocks are left out; SystemExit, e.g. of `sys.exit()`, ends a block without an error. At least one block
+    must be given; `limits` apply to all together. Only the standard library is available.
 
     Raises OSError if there is no sandbox.
     """

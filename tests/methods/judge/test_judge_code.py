@@ -105,6 +105,7 @@ def test_other_blocks_are_not_run(serve):
     [
         (["print(1)", "print(2)"], "2"),
         (["x = 1\nraise ValueError", "print(x)"], "1"),
+        (["import sys; print(1, file=sys.stderr); sys.exit(1)", "print(2)"], "2"),
         (["def f(:"], "SyntaxError: invalid syntax (<string>, line 1)"),
         (["while True: pass"], "TimeoutError: longer than 1 seconds"),
         (["print('a' * 10**6)"], "a" * LONGEST),
