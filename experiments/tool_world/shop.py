@@ -47,16 +47,6 @@ TEMPLATE = (
 """The tokenizer's chat template: a call is written as it is sampled."""
 
 ARGUMENTS = {"lookup": ("item", "field"), "filter": ("kind",), "calc": ("left", "sign", "right"), "submit": ("answer",)}
-TOOLS = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {"type": "object", "properties": {a: {"type": "string"} for a in arguments}},
-        },
-    }
-    for name, arguments in ARGUMENTS.items()
-)
 
 
 # ---- Tasks.
@@ -240,7 +230,7 @@ def answer_of(messages: Sequence[Message]) -> str | None:
     return call[1] if call[:1] == ["submit"] else None
 
 
-SHOP = Environment(reset, step, copy.deepcopy, copy.deepcopy, parse, answer_of, TOOLS)
+SHOP = Environment(reset, step, copy.deepcopy, copy.deepcopy, parse, answer_of)
 """The door: `experiments/tool_world/shop.py:SHOP`."""
 
 

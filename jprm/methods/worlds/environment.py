@@ -69,13 +69,13 @@ class Environment:
     """An environment's functions.
 
     Attributes:
-      reset: maps a task's record to the initial state and the first messages to the policy.
+      reset: maps a task's record to the initial state and the first messages to the policy, which must describe any
+        tools: rollouts render no tool schemas.
       step: maps (state, assistant message) to a `Reply`. It may change the state.
       snapshot: maps a state to a value unaffected by later steps; for processes, it must be JSON-serialisable.
       restore: maps such a value to a state, any number of times.
       parse: maps a turn's sampled text to the assistant message for `step`.
       answer: maps an episode's messages to its final answer, if any, for votes.
-      tools: tool descriptions. Rollouts do not render them, so `reset` must describe the tools in its messages.
       close: frees a state's resources, e.g. a container.
     """
 
@@ -85,7 +85,6 @@ class Environment:
     restore: Callable[[Any], Any] = copy.deepcopy
     parse: Callable[[str], Message] = as_content
     answer: Callable[[Sequence[Message]], str | None] = last_answer
-    tools: Sequence[Mapping[str, Any]] = ()
     close: Callable[[Any], None] | None = None
 
 
