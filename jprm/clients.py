@@ -129,7 +129,7 @@ class AsyncClient:
         await self._http.aclose()
 
     async def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
-        """Returns one score per step, None if a judge gave no score; [] if all steps are blank."""
+        """Returns one score per step, None if a judge gave none; [] if all are blank (ServerError if some)."""
         (scored,) = await self.score_many([{"problem": problem, "steps": list(steps)}])
         return scored.scores
 
@@ -138,8 +138,8 @@ class AsyncClient:
     ) -> list[Scored]:
         """Returns the scored records, in order: chains, pools, trees, free text or messages, as `jprm score` reads.
 
-        `rule`, e.g. `min`, aggregates step scores to a chain score; by default the model's own. The server keeps
-        computed prefixes under the name `caller`, for later records with the same beginning.
+        `rule` (`jprm.score.scale.RULES`, e.g. `min`) aggregates step scores to a chain score; default: the model's. The
+        server keeps computed prefixes under the name `caller`, for later records with the same beginning.
 
         A chain or sample without text gets no scores. The first ServerError cancels the other requests.
         """
@@ -159,11 +159,11 @@ class AsyncClient:
         """Returns a dict per sample, in order, of `steps`, `score` and, if it is one response, `text`.
 
         A step is a dict of `span` ([start, stop) in the text), `score`, `turn`, `token` (index of its last token, if
-        the sample has tokens) and, for several outputs, `outputs`. `credit` (a name or its options, e.g. "min_form")
-        adds each step's `reward`, the `tail_reward`, and `token_rewards` for a sample with tokens (`ids` are read by
-        the server's `tokenizer`, by default its first). A blank sample has no steps and score None. Samples of one
-        problem stay in one request, since a credit may compare them. If a request is too large for the server, it is
-        split in halves. `rule` as in `score_many`.
+        the sample has tokens) and, for several outputs, `outputs`. `credit` (in `jprm.methods.rl.credit.CREDITS`, or
+        options) adds each step's `reward`, the `tail_reward`, and `token_rewards` for a sample with tokens (`ids` are
+        read by the server's `tokenizer`, by default its first). A blank sample has no steps and score None. Samples of
+        one problem stay in one request, since a credit may compare them. If a request is too large for the server, it
+        is split in halves. `rule` as in `score_many`.
         """
         for i, sample in enumerate(samples):
             _encoded(sample, f"samples[{i}]")
@@ -217,8 +217,8 @@ class AsyncClient:
         """Returns n dicts by the server's policy: new `steps`, their `scores`, `score`, `tokens`, `finish_reason`.
 
         `until` is `step` for one step each, or `end` for the rest of the chain; `seed` is the first sample's number.
-        Calls of one `caller`, a secret, share prefixes. A blank continuation has no steps and score None.
-        `score` is of the whole chain; `finish_reason` is `stop`, `step`, `length` or `error`, with the text `error`.
+        Calls of one `caller`, a secret, share prefixes. A blank one has no steps. `score` is of the chain (None if
+        blank or failed), `tokens` a count, `finish_reason` `stop`, `step`, `length` or `error`, with the text `error`.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
         asked = self._with(body | {"rule": rule, "prompt_cache_key": caller})

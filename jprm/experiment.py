@@ -468,7 +468,7 @@ Kind = Literal["run", "peft", "huggingface", "gguf"]
 
 
 def kind_of(path: Given | Found) -> Kind:
-    """Returns `run` (a folder of `jprm train`), `peft` (a LoRA), `huggingface` (a published model) or `gguf`.
+    """Returns `run` (experiment.json), `peft` (adapter_config.json), `huggingface` (config.json) or `gguf`, a file.
 
     Raises:
       FileNotFoundError: the path does not exist, or the folder lacks all marker files.

@@ -159,7 +159,7 @@ def received(name: str) -> Any:
 
 
 def first(do: Callable[..., T], *arguments: Any) -> T:
-    """Calls `do(*arguments)` in the group's first process and returns its result, through JSON, in every process.
+    """Calls `do(*arguments)` in the group's first process; returns its result in each, through JSON if there are more.
 
     Every process must call it, and waits. If `do` raises, the first process raises the error, the others ValueError.
     """

@@ -41,10 +41,10 @@ class OptionError(ValueError):
 
 
 def from_json(kind: Any, value: Any, where: str = "", like: Any = None) -> Any:
-    """Converts a JSON value to a type: plain types, Literal, containers, unions, and dataclasses of these.
+    """Converts a JSON value to a type: bool, int, float, str, Literal, containers, unions, dataclasses of these.
 
     Lists become tuples if the type is one, objects become FrozenDict for a Mapping, and ints become floats. A union
-    takes the first type that fits. Omitted fields are those of `like`, an instance of `kind`, else the defaults.
+    takes the first type that fits, a Sequence also a text. Omitted fields are those of `like` (a `kind`), or defaults.
 
     Raises OptionError, naming the field within `where` (e.g. `data.rows`), if it is unknown, missing or of the wrong
     type. ValueErrors of a dataclass's own checks pass.

@@ -55,14 +55,14 @@ def average_precision(
 def weighted_mean(
     value_N: Float[np.ndarray, " N *C"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R *C"]:
-    """Returns the mean over N under each row of non-negative weights; NaN if they sum to 0."""
+    """Returns the mean over N by each row of weights >= 0; NaN if they sum to 0, or for a NaN, even of weight 0."""
     value_N = np.asarray(value_N, float)
     total_R = weight_RN.sum(-1)
     return ratio(weight_RN @ value_N, total_R.reshape(total_R.shape + (1,) * (value_N.ndim - 1)))
 
 
 def equal_mass_bins(score_N: Float[np.ndarray, " N"], bins: int) -> Int[np.ndarray, " N"]:
-    """Returns each score's bin, from 0 (lowest) without gaps. Ties share a bin, so there may be fewer than `bins`."""
+    """Returns each score's bin, from 0 (lowest; NaN: last) without gaps. Ties share one: there may be under `bins`."""
     score_N = np.asarray(score_N, float)
     _, value_N, count_U = np.unique(score_N, return_inverse=True, return_counts=True)
     middle_U = np.cumsum(count_U) - count_U / 2  # the middle rank of those that tie
@@ -209,7 +209,7 @@ def numbered(groups: Sequence[Any] | np.ndarray) -> Int[np.ndarray, " N"]:
 
 
 def mean_draws(value_NC: Float[np.ndarray, " N *C"], groups: Sequence[Any] | np.ndarray, *, seed: int) -> Draws:
-    """Returns `draws` (1000, by `seed`) of the items' mean, (*C), over `group_numbers`; NaN if there are no items."""
+    """Returns 1000 `draws` (`seed`) of the items' mean, (*C), by `group_numbers`; NaN without items, or if one is."""
     group_N = group_numbers(groups)
     value_NC = np.asarray(value_NC, float)
     if len(group_N) <= MOST_GROUPS:

@@ -149,11 +149,11 @@ def token_tree(
             as cross-entropy is, this equals the sum over separate chains, each with its outcome at every step or token;
             for a squared error the gradient does. `token`, for a policy, ends a whole chain at every leaf; see
             `next_tokens`.
-        extras: keys of numbers in nodes, one per step. A missing number becomes NaN, so a missing class is not class
-            0. `begin` is computed (`BEGIN`).
-        weight: a key of nodes. Its number multiplies the label's or outcome's weight; a missing number is 1,
-            and so is a 0 if the outcome is known (Monte Carlo samples no rollouts from such a node).
-        context: read a longer run in windows of at most so many tokens (`jprm.methods.messages.tokens.windows_of`).
+        extras: keys of numbers in nodes, or `label`, `score`, an output, a name in the record's `classes` (then 1 or
+            0). A missing number becomes NaN. `begin` is computed (`BEGIN`).
+        weight: a key of nodes. It multiplies the label's or outcome's weight (not for `token`). A missing number
+            is 1, and so is a 0 if the outcome is known (Monte Carlo samples no rollouts from such a node).
+        context: read trajectories in windows of at most so many tokens (`jprm.methods.messages.tokens.windows_of`).
 
     Raises ValueError for a step without tokens; `token` with a tokenizer without eos; slots per token with extras; an
     extra or weight that no node has, or that is no number; negative weights; a system message without a place.
@@ -342,8 +342,8 @@ def merged(
 def next_tokens(tree: TokenTree) -> TokenTree:
     """Returns the tree, without extras, to train a policy: a slot for every token after the problem, read before it.
 
-    A slot's label is its token id. At a branch, the last shared token has a slot per branch. Runs are single tokens,
-    and `node_M` is the token index.
+    A slot's label is its token id, its weight 1. At a branch, the last shared token has a slot per branch. Runs are
+    single tokens, and `node_M` is the token index.
     """
     total, above_N = len(tree.tokens_N), tokens_above(tree)
     node_M = np.arange(int(tree.length_R[0]), total)

@@ -115,7 +115,7 @@ class JsonTokenizer:
             return self._control.encode(_checked(text), add_special_tokens=special).ids
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        """Returns a trusted text's ids, as `encode_control`, and the index of each token's first character."""
+        """Returns the ids of `encode_control(text, False)`, and the index of each token's first character."""
         with library_errors(f"text {text[:40]!r}: the tokenizer fails on it"):
             encoding = self._control.encode(_checked(text), add_special_tokens=False)
         return encoding.ids, [begin for begin, _ in encoding.offsets]
@@ -342,9 +342,9 @@ def chat_of(folder: Path) -> ChatTemplate | None:
 
 
 def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate | None:
-    """Returns the chat template in a tokenizer's files: one text, several by name, or None. `path` is for errors.
+    """Returns a tokenizer's chat template: a text, `default` and `tool_use` of several (others are ignored), or None.
 
-    `tokens` are the named control tokens that it may use, e.g. `bos_token`, and the date that it may write.
+    `path` is for errors, `tokens` are its control tokens by name, e.g. `bos_token`, and the date that it may write.
 
     Raises ValueError for another type, a template too long, or an invalid date.
     """
@@ -551,7 +551,7 @@ def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
-    """Returns the layout for a prompt, which must hold {problem}, and a delimiter after each step.
+    """Returns the layout for a prompt with {problem} (unchecked) and {bos}, if wanted; a delimiter follows each step.
 
     Names in the prompt that the tokenizer knows as tokens, e.g. <|im_start|>, become their ids (`control_tokens`).
     """
@@ -562,6 +562,6 @@ def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> Template
 
 
 def control_tokens(tokenizer: Tokenizer, text: str) -> dict[str, int]:
-    """Returns the ids of tokens like <|im_start|> or [INST] in a text, by name; {} if the tokenizer lacks all."""
+    """Returns the ids of tokens like <|im_start|> or [INST] in a text, by name, without unknown ones."""
     ids = {name: tokenizer.token_id(name) for name in _CONTROL.findall(text)}
     return {name: i for name, i in ids.items() if i is not None}

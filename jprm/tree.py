@@ -283,7 +283,7 @@ def with_labels(
     """Returns a copy with labels[i] and `origin` (the method) at node i, notes[i] in its `extra`, and `semantics`.
 
     Earlier labels are removed, and so is the `false` of an earlier check. A node without a label has no origin. A chain
-    or pool becomes a tree, because its record has no origins. Raises ValueError if a list has not one entry per node.
+    or pool becomes a tree. Labels and `semantics` are unchecked. Raises ValueError if a list has not one per node.
     """
     tree, nodes = as_tree(tree), []
     for node, label, note in zip(tree.nodes, labels, notes or [NONE] * len(tree.nodes), strict=True):

@@ -70,8 +70,8 @@ def rebased(before: Experiment, changed: Experiment, named: Collection[str]) -> 
 def load_decoder(path: Given | Found, config: ModelConfig, dtype: Dtype = "float32", new: str = "") -> dict:
     """Loads {"embed", "final_norm", "layers_0": {role: stack}, ...}, stored as `dtype`, onto the mesh that is set.
 
-    Training needs float32; bfloat16 and int8 (`jprm.model.parameters`) are for scoring. Missing parameters that match
-    the regular expression `new` are omitted. For a run, loads the newest checkpoint with LoRA merged.
+    Trained parameters need float32; other types (`Dtype`) are for frozen ones. Missing parameters that match the
+    regular expression `new` are omitted. For a run, loads the newest checkpoint with LoRA merged.
 
     Raises ValueError if a missing parameter does not match `new`, `new` matches no missing one, `config` differs from
     the model's (fewer layers may do), or weights are damaged; FileNotFoundError without model; OSError as `place_of`.
@@ -120,7 +120,7 @@ def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype =
 
 
 def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:
-    """Returns the module that reads the model and its local path; for a run None and its path or address.
+    """Returns the module (of `MODULES`) that reads the model, and its local path; for a run None and its address.
 
     Raises ValueError for a reward model, FileNotFoundError if there is no model.
     """

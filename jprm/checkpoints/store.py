@@ -50,9 +50,9 @@ DIGESTS = "digests.json"
 def open_checkpoints(workdir: str | os.PathLike, keep: int | None = None, keep_every: int = 0) -> Checkpoints:
     """Opens the run's checkpoints, WORKDIR/checkpoints, to use with `with`; the caller decides when to save.
 
-    Keeps the newest `keep`, and every multiple of `keep_every` steps, if positive, for good. A reader must leave `keep`
-    out: it then deletes no files; a writer removes unfinished saves. Makes the folder. Raises ValueError if several
-    processes would write to a store other than gs://.
+    Keeps the newest `keep` (0: all), and every multiple of `keep_every` steps, if positive, for good. A reader must
+    leave `keep` out: it then deletes no files; a writer removes unfinished saves. Makes the folder. Raises ValueError
+    if several processes would write to a store other than gs://.
     """
     policies = ocp.training.preservation_policies
     kept = [policies.LatestN(keep)] if keep else [policies.PreserveAll()]
@@ -120,7 +120,7 @@ def abstract(tree: Any) -> Any:
 
 
 def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Returns the newest checkpoint's parts `wanted` by name: each maps to abstract arrays, or to None for JSON.
+    """Returns the newest checkpoint's parts `wanted`: `params`, `optimizer` (abstract arrays), `run` (None: JSON).
 
     Raises ValueError, naming folder and fix, if there is no checkpoint, or it is damaged or from another model.
     """
@@ -173,7 +173,7 @@ def load_params(
     """Restores {"decoder", "head"} of the newest checkpoint onto the mesh, LoRA unmerged; returns it and the step.
 
     Missing parameters that match the regular expression `new` are omitted. A reread base (`Experiment.rereads`) is in
-    the run's storage type if `stored`, else float32. Raises ValueError as `run_of`, for others missing or a new base.
+    the run's storage type if `stored`, else float32. Raises ValueError as `run_of`, if others miss or the base changed.
     """
 
     def init(key: jax.Array) -> dict:
@@ -230,7 +230,7 @@ def claim(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_rati
     """Writes the experiment with its objective's `log_ratio`, digests, tokenizer and user code into the run's folder.
 
     Returns the run id, new unless the folder has checkpoints. Every process must call it, and waits for the others.
-    Raises ValueError if it holds checkpoints of another experiment or tokenizer, or the data or user's code changed.
+    Raises ValueError if it has checkpoints of another experiment (beyond `FREE`) or tokenizer, or data or code changed.
     """
     id = multihost.first(_own_id, workdir, experiment, tokenizer)
     files = {path: path_of(path) for path in (*experiment.data.train, *experiment.data.valid)}
@@ -264,7 +264,7 @@ def _record(workdir: Place, experiment: Experiment, tokenizer: Tokenizer, log_ra
 
 
 def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str]) -> None:
-    """Raises ValueError, naming `path`, if two experiments, as JSON, differ beyond `free` fields, e.g. "data.cache"."""
+    """Raises ValueError, naming `path`, if two JSON experiments differ beyond `free`, e.g. "mesh", "data.cache"."""
     old, new = (flatten_dict(config, sep=".") for config in (recorded, here))
     names = [name for name in sorted(differing(old, new)) if not {name, name.split(".")[0]} & set(free)]
     if names:
@@ -278,7 +278,7 @@ def check_experiment(path: Place, recorded: Any, here: Any, free: Collection[str
 def keep_digests(workdir: Place, digests: Mapping[str, str]) -> None:
     """Merges digests by dependency (e.g. a data file) into WORKDIR/digests.json, made if absent.
 
-    Raises ValueError if one changed and there is a checkpoint. A dependency not recorded yet is accepted as it is.
+    Raises ValueError if one changed and there is a checkpoint; without one it is replaced. New dependencies are added.
     """
     path = workdir / DIGESTS
     recorded = parse(path.read_bytes(), str(path)) if path.exists() else {}
@@ -351,7 +351,7 @@ def _in_bucket(
 
 
 def committed(remote: Remote) -> list[int]:
-    """Returns the whole checkpoints' steps, ascending; [] if there is no folder."""
+    """Returns the whole checkpoints' steps in WORKDIR/checkpoints, ascending; [] if it is absent."""
     marks = (file.parent for file in remote.files() if file.name == MARK)
     return sorted(int(step.name) for step in marks if step.parent == remote and step.name.isdecimal())
 

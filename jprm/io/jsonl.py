@@ -59,7 +59,7 @@ def shortened(text: str, limit: int) -> str:
 def write_records(path: str | os.PathLike, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes one record per line to `PATH.partial`, renamed to `path` when complete; makes its folder.
 
-    Raises ValueError if `path` is a link or folder, is being written by another process, or a record holds NaN.
+    Raises ValueError if `path` is a link or folder, or being written by another process, or for a record as `dump`.
     """
     path = path_of(path)
     with path.alone(), path.replacing() as file:

@@ -110,8 +110,8 @@ def write_manifest(
 ) -> None:
     """Writes a finished shard's `OUTPUT.manifest.json`, atomically, after `write_input`.
 
-    `settings` are dependencies beside the request, `counts` numbers to sum, `cost` e.g. `seconds=3.2, devices="H100"`.
-    Raises FileNotFoundError if `output` is absent.
+    `settings` are dependencies beside the request, `counts` numbers to sum ({}: without records, and `merge` compares
+    no settings). Of `cost` it uses `seconds=3.2`, `devices="H100"`. Raises FileNotFoundError if `output` is absent.
     """
     source = stored_request(_beside(output, ".input"))
     content = {

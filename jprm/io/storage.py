@@ -420,7 +420,7 @@ class Remote(os.PathLike):
 
     @contextlib.contextmanager
     def growing(self, request: str = "") -> Iterator[Growing]:
-        """Opens the pieces of a growing file (`Appended`), at its end. Pieces of another `request` are separate."""
+        """Opens the pieces of a growing file (`Appended`), at its end. `request`, e.g. a digest, separates runs."""
         with Appended(self / request if request else self) as file:
             yield file
 

@@ -159,7 +159,7 @@ class Trainer:
         return self._models()["model"]
 
     def step(self, rows: Rows) -> Metrics:
-        """Updates the parameters on host rows shaped (A, B, ...), or (A x data.micro_rows, ...).
+        """Updates the parameters on host rows (A, B, ...), or (A x data.micro_rows, ...), B over all processes.
 
         Returns metrics the device may still be computing; reading a number waits for it. A new shape compiles first. If
         the loss or gradient is not finite, no parameter changes (`Metrics.skipped` counts only a guard's skips).
@@ -202,9 +202,9 @@ class Trainer:
         return {f"valid_{name}": value for name, value in values.items()}
 
     def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
-        """Returns `loss`, `labels` (their count) and the objective's metrics on rows (A, B, ...), without training.
+        """Returns `loss` (per label), `labels` (their count) and the objective's metrics on rows (A, B, ...).
 
-        A metric is None if undefined. Raises ValueError if A is 0 or the model cannot take the rows.
+        `loss` is 0 without labels, a metric None if undefined. Raises ValueError if A is 0 or rows do not fit.
         """
         with jax.set_mesh(self.mesh):
             return measured(objective, self._models(), unstacked(rows), self.experiment.task)
@@ -212,8 +212,8 @@ class Trainer:
     def take(self, folder: str | os.PathLike) -> int:
         """Loads the trained parameters, not the optimizer state, from a run's newest checkpoint; returns its step.
 
-        Raises FileNotFoundError if `folder` is no run, ValueError if it has no checkpoint or one that is damaged;
-        KeyError if it lacks a trained parameter.
+        Shapes are unchecked. Raises FileNotFoundError if `folder` is no run, ValueError if it has no checkpoint or a
+        damaged one, KeyError if it lacks a trained parameter.
         """
         experiment = read(path_of(folder) / RUN)
         with jax.set_mesh(self.mesh):
@@ -276,9 +276,9 @@ def _recording(objective: Objective, experiment: Experiment, workdir: Place | No
 def measured(
     objective: Objective, params: dict[str, Any], micro: Iterable[Rows], config: ObjectiveConfig
 ) -> dict[str, float | None]:
-    """Returns `loss`, `labels` (their count) and metrics (None if undefined) over micro-batches, on the current mesh.
+    """Returns `loss` (per label; 0 without labels), `labels` (their count) and metrics (None if undefined).
 
-    `params` are those of `state.models`. Raises ValueError if there is no micro-batch, or as `check_rows`.
+    `params` are of `state.models`, on the current mesh. Raises ValueError without micro-batches, or as `check_rows`.
     """
     mesh, sums = jax.sharding.get_mesh(), []
     for rows in micro:
@@ -360,7 +360,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
 
 
 def least_seconds(trainer: Trainer) -> float | None:
-    """Returns the seconds per update of full rows at the devices' published FLOP rate, or None if it is unknown."""
+    """Returns the seconds per update of full rows at all devices' peak bfloat16 rate, or None if it is unknown."""
     data, rate = trainer.experiment.data, peak(jax.devices()[0].device_kind)
     if rate is None:
         return None

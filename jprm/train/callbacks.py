@@ -346,7 +346,7 @@ class Goodput:
         self._mark, self._waited = time.perf_counter(), 0.0
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts a class' seconds; `input` seconds are subtracted from the step's time."""
+        """Counts seconds of a class, by any name; `input` seconds are subtracted from the step's time."""
         self.spent[name] = self.spent.get(name, 0.0) + seconds
         if name == "input":
             self._waited += seconds
@@ -366,7 +366,7 @@ class Goodput:
         return {"began": self.began, "productive": self.productive, "spent": self.spent}
 
     def fractions(self) -> dict[str, float]:
-        """Returns `goodput` and, if seconds are `spent`, the lost fractions, e.g. `lost_input`, `lost_stops`.
+        """Returns `goodput` and, if seconds are `spent`, `lost_CLASS` by class (e.g. `lost_input`), `lost_stops`.
 
         They are fractions of the time since `began`, and sum to 1.
         """
@@ -449,7 +449,7 @@ class Watchdog:
 
 
 def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
-    """Returns the last heartbeat from each process 0 to `count` - 1, or None if it cannot be read.
+    """Returns each process's last heartbeat (0 to `count` - 1) in WORKDIR/heartbeats, None if it cannot be read.
 
     Keys: `step`, `doing`, `since` and `time` (Unix time), `waits` (for other processes), `host`, `pid`.
     """

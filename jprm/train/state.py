@@ -83,7 +83,7 @@ class Metrics:
     skipped: Scalar  # 1 for a bad step that was left out
 
     def means(self) -> dict[str, float | None]:
-        """Returns `loss` (per label) and the metrics, e.g. `auroc`; None if undefined. Waits for the device."""
+        """Returns `loss` (per label, or 0) and metrics, e.g. `auroc` (None if undefined). Waits for the device."""
         count = float(self.count)
         return {"loss": float(self.loss) / divisor(count), **means(self.objective, count)}
 
@@ -105,8 +105,8 @@ def make_step(
     """Returns the compiled step(state, rows, rate) for rows shaped (A, B, ...); equal arguments give the same one.
 
     It donates the old state: its arrays must not be used again. Gradients over A micro-batches with B rows are summed,
-    divided by the objective's count, and given to `tx`. If the loss or the gradient is not finite, the state stays
-    unchanged (a guard still counts its step and the skip). `backend`: compiler's platform, by default jax's.
+    divided by the objective's count, and given to `tx` (`make_optimizer`); `rate` is the learning rate. If the loss or
+    gradient is not finite, the state stays (a guard counts step and skip). `backend`: e.g. "tpu"; default: jax's.
     """
 
     def sums(trained, frozen, reference, rows: Rows):
@@ -403,7 +403,7 @@ def restored(checkpoints: store.Checkpoints, state: State, experiment: Experimen
 
 
 def continued(state: State, arrays: dict[str, Any], step: int) -> State:
-    """Returns `state` with a checkpoint's arrays (of `restored`) and step; parameters not among them stay."""
+    """Returns `state`, without reference, with `restored` arrays and their step; parameters not among them stay."""
     saved: dict[str, Any] = flatten_dict(arrays["params"], sep="/")
     trained, frozen = ({path: saved.get(path, x) for path, x in part.items()} for part in (state.trained, state.frozen))
     return State(jnp.int32(step), trained, frozen, arrays["optimizer"])
