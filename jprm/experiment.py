@@ -198,7 +198,7 @@ class Experiment:
 
     @property
     def patterns(self) -> list[tuple[str, str]]:
-        """(field, regular expression) for each pattern over the paths of parameters."""
+        """(field, regular expression, "" if unset) for each pattern searched in parameter paths."""
         optimizer, lora = self.optimizer, ("lora.targets", self.lora.targets)
         fields = {f"optimizer.{field}": getattr(optimizer, field) for field in ("no_decay", "freeze")}
         factors = [("optimizer.rate_factors", pattern) for pattern, _ in optimizer.rate_factors]
@@ -271,7 +271,7 @@ def override(experiment: T, assignments: Sequence[str]) -> T:
 
     A new `base` also brings its model shape and tokenizer (`jprm.checkpoints.base.rebased`, whose errors pass).
 
-    Raises ValueError for an unknown field, a value of another type, or one that the dataclass refuses.
+    Raises ValueError for an unknown field (but not below `objective_options`), another type, or a refused value.
     """
     tree, named = to_json(experiment), set()
     for assignment in assignments:

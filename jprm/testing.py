@@ -97,7 +97,7 @@ def check_part(
       settings: changes, as after `jprm train --set`, e.g. `["model.mixers=['shift:SHIFT']", "model.width=64"]`.
       trees: labelled trees that branch. Default: random ones, with numbers for `data.extras`.
       tokenise: replaces `jprm.token_tree.token_tree`, e.g. for samples of reinforcement learning.
-      only: names of checks. Default: all in `CHECKS`.
+      only: names in `CHECKS`. Default: all. Those on 4 devices (JAX_NUM_CPU_DEVICES=4) are else not applicable.
 
     It compiles many small programs, and writes only to a temporary folder. Raises AssertionError, with the table, if a
     check fails or differs beyond its tolerance, and errors as `examine`.
@@ -202,7 +202,7 @@ def difference(actual: Any, expected: Any) -> float:
     """Returns the largest difference of two equal pytrees of arrays, each relative to its largest expected value.
 
     An array counts as if its largest value were at least a hundredth of the largest in the tree: a value that is 0
-    but for rounding has no digits. A number that is not finite gives infinity. Raises ValueError for other shapes.
+    but for rounding has no digits. Infinity if one is not finite. Raises ValueError for shapes that do not broadcast.
     """
     pairs = [
         (np.asarray(a, np.float64), np.asarray(b, np.float64))
@@ -628,7 +628,7 @@ CHECKS: dict[str, tuple[float, Callable[[CheckedPart], float]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command with `arguments`, by default the process's, and prints the table.
+    """Runs the command with `arguments` (FILE, --set, --trees, --only), by default the process's; prints the table.
 
     Returns 0, 1 if a check is wrong, 2 for bad input; wrong arguments exit by SystemExit(2).
     """

@@ -128,7 +128,7 @@ def _read_index(folder: pathlib.Path) -> Mapping[pathlib.Path, set[str]]:
 def check_sums(folder: str | os.PathLike) -> None:
     """Checks the files listed in the folder's SHA256SUMS, if present, as `sha256sum` writes it; README.md may differ.
 
-    Raises ValueError for a differing or missing file.
+    Raises ValueError for a differing or missing file; unlisted files pass.
     """
     sums = pathlib.Path(folder) / SUMS
     digest = functools.cache(sha256_of)  # the list may repeat a file
