@@ -22,12 +22,13 @@ import numpy as np
 from jprm.tree import ReasoningTree
 
 Record = dict[str, Any]
+"""A chain: `problem`, a string, and `steps`, a list of strings."""
 
 # ---- The meaning is kept.
 
 
 def whitespace(chain: Record) -> Record | None:
-    """Doubles every space, and ends each step with a newline."""
+    """Doubles every space, and ends each step with a newline. Returns as an `Edit`."""
     return _same_steps(chain, [step.replace(" ", "  ") + "\n" for step in chain["steps"]])
 
 
@@ -39,7 +40,7 @@ _WORD = re.compile(r"[A-Za-z]{3}|\b(?:an|at|by|if|in|is|of|on|or|to)\b", re.IGNO
 
 
 def latex(chain: Record) -> Record | None:
-    r"""Rewrites `$x$` as `\(x\)`, or the reverse, if a step has either.
+    r"""Rewrites `$x$` as `\(x\)`, or the reverse, if a step has either. See `Edit`.
 
     A step stays unchanged if a dollar sign may mean money, e.g. `$5 + $3 = $8`.
     """
@@ -72,7 +73,7 @@ _SHORT_WORDS = {"an", "by", "in", "my", "no", "on", "why", "try"}
 
 
 def rename(chain: Record) -> Record | None:
-    """Renames one of the variables x, y, z, n, k, also in the problem, if one is safe to rename.
+    """Renames one of the variables x, y, z, n, k, also in the problem, if one is safe to rename. See `Edit`.
 
     A letter is skipped if it may be a factor (the x of `2bx`), a times sign (`3 x 4`) or part of a name (`x-axis`,
     `nth`).
@@ -130,7 +131,7 @@ def _otherwise_used(letter: str, text: str) -> bool:
 
 
 def merge(chain: Record) -> Record | None:
-    """Joins pairs of steps, if there are two steps."""
+    """Joins steps 1 and 2, 3 and 4 etc. by newlines, if there are two steps. See `Edit`."""
     steps = chain["steps"]
     if len(steps) < 2:
         return None
@@ -145,7 +146,7 @@ _SENTENCE = re.compile(
 
 
 def split(chain: Record) -> Record | None:
-    """Splits every step with several sentences in two, if there is such a step."""
+    """Splits every step with several sentences in two, if there is one. See `Edit`."""
     steps, pairs = [], []
     for i, step in enumerate(chain["steps"]):
         formulas = [match.span() for match in _MATHEMATICS.finditer(step)]
@@ -157,7 +158,7 @@ def split(chain: Record) -> Record | None:
 
 
 def wordy(chain: Record) -> Record | None:
-    """Puts an empty phrase before each step."""
+    """Puts an empty phrase before each step. Returns as an `Edit`."""
     return _same_steps(chain, [f"Let us now look at this carefully. {step}" for step in chain["steps"]])
 
 
@@ -170,6 +171,8 @@ def _same_steps(chain: Record, steps: list[str], problem: str | None = None) -> 
 
 
 Edit = Callable[[Record], Record | None]
+"""Takes `problem` and `steps`. Returns a new record of these with `pairs` (index before, index after) if the meaning is
+kept, or `at`, the index of the wrong step; None if the chain is skipped."""
 MEANING_KEPT: dict[str, Edit] = {edit.__name__: edit for edit in (whitespace, latex, rename, merge, split, wordy)}
 
 # ---- One step becomes wrong.
@@ -179,7 +182,7 @@ _IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
 
 
 def number(chain: Record) -> Record | None:
-    """Adds one to the last whole number of the first step, from the middle on, that has one."""
+    """Adds one to the last whole number of the first step, from the middle on, that has one; else None. See `Edit`."""
     return _made_wrong(chain, _NUMBER, lambda number: str(int(number) + 1), last=True)
 
 
@@ -226,7 +229,8 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
     """Returns variants of every chain: `shuffled`, `other_problem`, `repeated` and `bare_answer`.
 
     They are its steps in random order, the steps of another chain, one step repeated, and the last step alone. Variants
-    equal to the chain are left out.
+    equal to the chain are left out, and `other_problem` if all chains have one problem. Keys: `problem` (always the
+    chain's own), `steps`, `edit` (the variant) and `of` (the chain's index).
     """
     rng, records = np.random.default_rng(seed), []
     for i, chain in enumerate(chains):
@@ -247,7 +251,10 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
 
 
 def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
-    """Returns the records of every edit of each chain (a tree without branches); skipped ones are left out."""
+    """Returns the records of every edit of each chain (a tree without branches); skipped ones are left out.
+
+    Each `Edit` record gets `edit`, e.g. `whitespace`, and `of`, the chain's index; `nonsense` comes last.
+    """
     plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
     kept = [
         record | {"edit": name, "of": i}

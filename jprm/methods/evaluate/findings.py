@@ -42,12 +42,18 @@ def findings_of(results: Mapping[str, Any], benchmarks: Benchmarks) -> list[list
 
 
 def compared(difference: Mapping[str, Any], baseline: str) -> str:
-    """Returns e.g. `better than a coin: +3.1 points [0.2, 6.4]`; the interval decides the wording."""
+    """Returns e.g. `better than a coin: +3.1 points [0.2, 6.4]`; the interval decides the wording.
+
+    `difference` has `value`, `low` and `high` as fractions.
+    """
     return f"{SAID[decided(difference)][1]} {baseline}: {points(difference)}"
 
 
 def verdict(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Yields each finding as (kind, sentence with figure, baseline and note); the kind as in `Finding.kind`."""
+    """Yields each finding as (kind, sentence with figure, baseline and note); the kind as in `Finding.kind`.
+
+    Without a set kind it is `fact` if there is no difference, else from its interval.
+    """
     for what, figure, baseline, less, note, kind in findings:
         sentence = f"{what}: {note}" if figure is None else f"{what}: {interval(figure)} %."
         if figure is not None and less is not None and less["low"] is not None:
@@ -80,7 +86,10 @@ def first_fault(sentences: Sequence[tuple[str, str]]) -> str:
 
 
 def tiles(models: Sequence[PageModel], benchmarks: Benchmarks) -> Tiles:
-    """Returns at most four figures for the page top: the first per benchmark, then the second, etc."""
+    """Returns at most four figures for the page top: the first per benchmark, then the second, etc.
+
+    Findings without a figure are skipped.
+    """
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for model in models:
         for finding in filter(None, itertools.chain(*itertools.zip_longest(*findings_of(model.results, benchmarks)))):

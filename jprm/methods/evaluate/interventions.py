@@ -34,11 +34,12 @@ class RunOfTurns(NamedTuple):
 
 
 def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any] | None:
-    """Returns over, under and false interventions of the scores and of the critics `telemetry` and `random`.
+    """Returns over, under and false interventions of the critics `scores`, `telemetry` and `random`.
 
-    They are in `figures`, by critic, as `over`, `under` and `false` with intervals over tasks; `false` only if a run is
-    solved, `telemetry` only if it can be fitted. `n_good` and `n_bad` count turns, `n_solved` runs. Returns None unless
-    at least two tasks have good turns, at least two have bad ones, and every turn has a score.
+    They are in `figures`, by critic, as `over`, `under` and `false`: fractions `{"value", "low", "high"}` with 95 %
+    intervals over tasks; `false` only if a run is solved, `telemetry` only if it can be fitted. `n_good` and `n_bad`
+    count turns, `n_solved` runs. Returns None unless at least two tasks have good turns, at least two have bad ones,
+    and every turn has a score.
     """
     bad_M = np.concatenate([run.bad_T for run in runs]) if runs else np.zeros(0)
     score_M = np.concatenate([run.score_T for run in runs]) if runs else np.zeros(0)
@@ -75,7 +76,10 @@ def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any
 def flagged(
     score_M: Float[np.ndarray, " M"], bad_M: Float[np.ndarray, " M"], task_M: Int[np.ndarray, " M"]
 ) -> Float[np.ndarray, " M"]:
-    """Returns 1 for turns below the threshold fitted on other folds of tasks (0 without labels there), else 0."""
+    """Returns 1 for turns below the threshold fitted on other folds of tasks (0 without labels there), else 0.
+
+    `bad_M` is 1, 0, or NaN without a label; `task_M` numbers the tasks from 0.
+    """
     flag_M = np.zeros(len(score_M))
     for fold in range(FOLDS):
         inside_M = task_M % FOLDS == fold
@@ -86,7 +90,10 @@ def flagged(
 
 
 def threshold(score_N: Float[np.ndarray, " N"], bad_N: Bool[np.ndarray, " N"]) -> float:
-    """Returns the quantile of the scores below which calling a turn bad has the highest balanced accuracy."""
+    """Returns the score (a quantile of `score_N`) below which calling a turn bad has the highest balanced accuracy.
+
+    If all turns are of one class, only the accuracy on that class counts.
+    """
     cuts = np.unique(np.quantile(score_N, np.linspace(0, 1, CUTS)))
     cuts = np.append(cuts, np.nextafter(cuts[-1], np.inf))
     below_CN = score_N < cuts[:, None]

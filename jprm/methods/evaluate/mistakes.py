@@ -63,8 +63,10 @@ class MarkedChains(NamedTuple):
 
 
 def chains_of_files(trees: Sequence[ReasoningTree]) -> MarkedChains:
-    """Returns scored chains; the `task` is "" if absent. Raises ScoreError if a `first_error` is invalid or a score is
-    missing, NothingToMeasure without records."""
+    """Returns scored chains, with `first_error` and `task` from `extra`; `task` is "" if absent.
+
+    Raises ScoreError if a `first_error` is missing or invalid, or a score is missing; NothingToMeasure without records.
+    """
     first = []
     for i, tree in enumerate(trees, start=1):
         place = tree.extra.get("first_error", "")
@@ -86,7 +88,10 @@ def predicted(scores: Sequence[Float[np.ndarray, " _"]], threshold: float) -> In
 def mcc(
     said_N: Bool[np.ndarray, " N"], true_N: Bool[np.ndarray, " N"], weight_RN: Float[np.ndarray, "*R N"]
 ) -> Float[np.ndarray, "*R"]:
-    """Returns Matthews' correlation under each row of weights; 0 if a marginal sum is 0, as in MR-Ben."""
+    """Returns Matthews' correlation of predictions and truth, in [-1, 1], under each row of weights.
+
+    It is 0 if a marginal sum is 0, as in MR-Ben.
+    """
     tp, tn = weight_RN @ (said_N & true_N), weight_RN @ (~said_N & ~true_N)
     fp, fn = weight_RN @ (said_N & ~true_N), weight_RN @ (~said_N & true_N)
     return np.nan_to_num(ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))))
@@ -95,16 +100,16 @@ def mcc(
 def mistakes_report(
     trees: Sequence[ReasoningTree], threshold: float, seed: int, subjects: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Returns all figures, overall and by `tasks`, with 95 % intervals and `baselines`.
+    """Returns all figures, overall and by `tasks`, as `{"value", "low", "high"}` (95 %), and `baselines`.
 
-    A step is wrong below `threshold`. `ahead` is the F1 of the cross-fitted scores (`cross_fit`) minus the best
-    baseline's, paired; absent with too few chains. `mr_score` averages over `subjects`, one name per chain; by default
-    each task is a subject.
+    A step is wrong below `threshold`. A value is null without chains to judge. `ahead` is the F1 of the cross-fitted
+    scores (`cross_fit`) minus the best baseline's, paired; absent with too few chains. `mr_score` averages over
+    `subjects`, one name per chain; by default each task is a subject.
 
     The report, each task and the baselines `none` and `first step` have `n`, `n_error`, `n_not_located`, `mcc`,
-    `error_accuracy`, `correct_accuracy`, `f1` and `accuracy`. Other baselines and `cross_fit` have the last four,
-    and are absent with too few chains. `mr_score` is `{"value", "pooled"}`: the mean over subjects, and the score of
-    all chains together. Raises ScoreError or NothingToMeasure as `chains_of_files` does.
+    `error_accuracy`, `correct_accuracy`, `f1` and `accuracy`. Other baselines and `cross_fit` have the last four, and
+    are absent with too few chains. `mr_score` is `{"value", "pooled"}`: the mean over subjects, and the score of all
+    chains together. Raises ScoreError or NothingToMeasure as `chains_of_files` does.
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)
@@ -137,8 +142,9 @@ def mistakes_report(
 
 
 def mr_score(row: Mapping[str, Any]) -> float:
-    """Returns MR-Ben's score without reasons, 0.2 MCC (at least 0) + 0.3 accuracy of first errors, from a subject's
-    figures.
+    """Returns MR-Ben's score without reasons, 0.2 MCC (at least 0) + 0.3 accuracy of first errors: at most 0.5.
+
+    `row` has the figures of a subject (`mistakes_report`). First errors at an unknown place count as missed.
     """
     located = row["n_error"] - row["n_not_located"]
     step_accuracy = (row["error_accuracy"]["value"] or 0.0) * located / max(row["n_error"], 1)
@@ -187,8 +193,8 @@ def balanced(
 ) -> dict[str, Any]:
     """Returns Hard2Verify's `right`, `wrong`, `accuracy` and `f1` for N verdicts, with 95 % intervals over problems.
 
-    Each is `{"value", "low", "high"}`. `right` and `wrong` are the recalls of right and wrong items, `accuracy` their
-    mean and `f1` their harmonic mean.
+    `called_N` is predicted right, `right_N` the truth. Each figure is `{"value", "low", "high"}`, null without items.
+    `right` and `wrong` are the recalls of right and wrong items, `accuracy` their mean and `f1` their harmonic mean.
     """
     statistic: dict[str, Any] = {
         "right": functools.partial(_mean, called_N, right_N),
@@ -204,8 +210,8 @@ def levels_report(
 ) -> dict[str, Any]:
     """Returns `mistakes_report` plus Hard2Verify's `levels`: balanced accuracy of steps, responses and first errors.
 
-    A step is right from `threshold` on; `subjects` has the subject of every tree. `levels` has `steps`, `responses` and
-    `first error`, each as `balanced` returns. Raises ScoreError if a step has no label.
+    A step is right from `threshold` on; `subjects` has the subject of every tree (default: its task). `levels` has
+    `steps`, `responses` and `first error`, each as `balanced` returns. Raises ScoreError unless every label is 0 or 1.
     """
     report, chains = mistakes_report(trees, threshold, seed, subjects), chains_of_files(trees)
     labels = [node.label for tree in trees for node in tree.nodes]

@@ -27,8 +27,9 @@ def parse_mr_ben(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
 
     The first error is the step with the given number, or the first program line equal to the given text (ambiguous in 9
     of 164 programs). If no line matches, `first_error` is null and no step is labelled: the program is wrong at an
-    unknown place. Keys: `problem` (with its options), `steps`, `labels`, `correct`, `first_error`, `task`, and
-    `question_id` and `generator` if given. Raises RecordError, at `where`, if a field is missing or malformed.
+    unknown place. Keys: `problem` (with its options), `steps`, `labels` (1, 0 at the first error, then null),
+    `correct`, `first_error` (index, -1 without error), `task`, and `question_id` and `generator` if given. Raises
+    RecordError, at `where`, if a field is missing or malformed.
     """
     verdict = take(item, "Model_Solution_Correctness", str, where)
     if verdict not in ("correct", "incorrect"):
@@ -81,9 +82,10 @@ TASKS = (
 def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain by PaLM 2 with its first mistake from human annotators; a wrong answer may lack one.
 
-    Steps without text are left out; no annotator marked a mistake in one. Keys: `problem`, `steps`, `labels`,
-    `correct` (the answer equals the target), `first_error`, `task`, `target`, and `answer` if given. Raises
-    RecordError, at `where`, if a field is missing or malformed, or the task is unknown.
+    Steps without text are left out; no annotator marked a mistake in one. Keys: `problem`, `steps`, `labels` (1, 0 at
+    the mistake, then null), `correct` (the answer equals the target; false without an answer), `first_error` (index of
+    the steps kept, or -1), `task` (a name in `TASKS`), `target`, and `answer` if given. Raises RecordError, at `where`,
+    if a field is missing or malformed, or the input matches no task.
     """
     problem, steps = take(item, "input", str, where), take(item, "steps", list, where)
     first = item.get("mistake_index", "")
@@ -119,8 +121,9 @@ def parse_big_bench_mistake(item: Any, where: str, options: NoOptions) -> Iterat
 def parse_hard2verify(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one proof with a human label for every step, and its first wrong step; decrypts published records.
 
-    Keys: `problem`, `steps`, `labels` (0 or 1), `correct` (no step is wrong), `first_error`, and `id` if given. Raises
-    RecordError, at `where`, if a field is missing or malformed, or the labels contradict the given first error.
+    Keys: `problem`, `steps`, `labels` (0 or 1), `correct` (no step is wrong), `first_error` (-1 without one), and `id`
+    if given. Plain-text records are read as they are. Raises RecordError, at `where`, if a field is missing or
+    malformed, or the labels contradict the given first error.
     """
     item = _plain(item)
     steps, labels = (take(item, key, list, where) for key in ("model_response_by_step", "human_labels"))

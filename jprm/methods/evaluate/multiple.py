@@ -20,9 +20,10 @@ RATE, LEVEL, POWER = 0.05, 0.95, 0.8
 
 
 def p_value(difference: Draws) -> float:
-    """Returns the two-sided p value by Student's t, or NaN if there are fewer than two groups.
+    """Returns the two-sided p value of a paired difference by Student's t; NaN for fewer than two groups.
 
-    If all groups differ by the same amount, the sign test is used, or p is 1 if that amount is 0.
+    `difference` has A's value and draws minus B's, from equal seed and groups. If all groups differ by the same amount,
+    the sign test is used, or p is 1 if that amount is 0.
     """
     error = float(standard_error(difference))
     if difference.groups < 2 or not np.isfinite(error):
@@ -36,7 +37,7 @@ def discoveries(p_N: Sequence[float], rate: float = RATE) -> Bool[np.ndarray, " 
     """Marks the differences to report, with false discovery rate `rate` (Benjamini & Hochberg, 1995).
 
     Takes the k smallest p values, for the largest k with p_(k) <= rate k / N. Valid for independent and for positively
-    dependent comparisons, e.g. rules of one model. NaN is never reported.
+    dependent comparisons, e.g. rules of one model. NaN is never reported, and not counted in N.
     """
     p = np.where(np.isnan(np.asarray(p_N, float)), np.inf, p_N)
     order_N, count = np.argsort(p, kind="stable"), int(np.isfinite(p).sum())
@@ -47,7 +48,10 @@ def discoveries(p_N: Sequence[float], rate: float = RATE) -> Bool[np.ndarray, " 
 
 
 def smallest_shown(difference: Draws, level: float = LEVEL, power: float = POWER) -> float:
-    """Returns the smallest true difference that an interval at `level` detects with probability `power`."""
+    """Returns the smallest true difference that a two-sided interval at `level` detects with probability `power`.
+
+    It has the unit of `difference`. It is 0, and means little, if all draws are equal, e.g. with one group.
+    """
     quantiles: Float[np.ndarray, " 2"] = scipy.special.stdtrit(
         max(difference.groups - 1, 1), np.array([(1 + level) / 2, power])
     )

@@ -29,7 +29,10 @@ class Series(NamedTuple):
 
 
 def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) -> None:
-    """Draws fractions in per cent over a logarithmic n, with labels at the right end; points if one is missing."""
+    """Draws fractions in per cent over a logarithmic n, with labels at the right end.
+
+    A series with a missing value is drawn as points; each must have at least one value.
+    """
     axes = figure.subplots()
     axes.set_xscale("log", base=2)
     top = max(len(s.value) for s in series)
@@ -62,7 +65,11 @@ def curves(figure: Any, series: Sequence[Series], x_label: str, y_label: str) ->
 
 
 def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draws the fraction right over the mean score per bin, with intervals, for each curve by name."""
+    """Draws the fraction right over the mean score per bin, with intervals, for each curve by name.
+
+    A curve has lists `score`, `value`, `low`, `high` (fractions; bins with a null value are skipped) and `n`. Only the
+    first 8 curves are drawn (one per colour in `COLOURS`).
+    """
     axes = figure.subplots()
     axes.plot([0, 100], [0, 100], color=INK, linestyle="--", linewidth=1)
     for (label, curve), colour in zip(curves.items(), COLOURS, strict=False):
@@ -83,7 +90,8 @@ def reliability(figure: Any, curves: Mapping[str, Mapping[str, Any]]) -> None:
 def heat_maps(figure: Any, panels: Mapping[str, Sequence[Sequence[int]]]) -> None:
     """Draws, for each panel, counts [score bin][step] as fractions of their step.
 
-    Trailing steps without any chain are left out; the last column of a full panel includes all later steps.
+    There must be two to eight panels of one shape, with bins that divide [0, 1] equally, lowest first. Trailing steps
+    without any chain are left out; the last column of a full panel includes all later steps.
     """
     from matplotlib.patches import Patch
 
@@ -132,12 +140,12 @@ def short(label: str) -> str:
 
 
 def slug(name: str) -> str:
-    """Converts a name to a file name of letters, digits, `-` and `_`."""
+    """Replaces all but letters (of any script), digits, `-` and `_` by `_`; two names may become equal."""
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in name)
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Moves labels in [0, 1] apart by at least `gap`, keeping their order."""
+    """Returns places for labels, at most 1 and at least `gap` apart, in the given order; below 0 if too many."""
     order = sorted(range(len(places)), key=lambda i: places[i])
     moved = list(places)
     for before, i in zip(order, order[1:], strict=False):

@@ -109,7 +109,8 @@ def prm_score(counts: Confusion) -> Any:
 def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMBENCH) -> Float[np.ndarray, "*R K"]:
     """Returns PRMScore overall, per class and per group (K in all), for R resamples of C classes.
 
-    The last axis counts true and false positives, true and false negatives. NaN if a class has no steps.
+    The last axis has the counts in the order of `Confusion`. Classes in `taxonomy.right_only` have F1 alone. NaN if a
+    class has no steps; its group is NaN too.
     """
     counts = Confusion(*np.moveaxis(count_RC4, -1, 0))
     overall_R = prm_score(Confusion(*(count_RC.sum(-1) for count_RC in counts)))
@@ -122,7 +123,10 @@ def prm_scores(count_RC4: Float[np.ndarray, "*R C 4"], taxonomy: Taxonomy = PRMB
 
 
 def best_threshold(score_N: Float[np.ndarray, " N"], right_N: Float[np.ndarray, " N"]) -> tuple[float, float]:
-    """Returns the threshold with the highest PRMScore over all steps, and that (in-sample) score; NaN without steps."""
+    """Returns the threshold with the highest PRMScore over all steps, and that (in-sample) score; NaN without steps.
+
+    A step is predicted right if its score is strictly above; `right_N` is 1 or 0.
+    """
     value_U, index_N = np.unique(score_N, return_inverse=True)
     right_U, wrong_U = (np.bincount(index_N.reshape(-1), x_N, len(value_U)) for x_N in (right_N, 1 - right_N))
     # predicted wrong: every step up to the threshold, which is below all values or equal to one
@@ -139,13 +143,14 @@ def prmbench_report(
 ) -> dict[str, Any]:
     """Returns the figures of scored chains with `classification`, `idx` and labels of 0 or 1 (else raises ScoreError).
 
-    Raises NothingToMeasure without chains.
+    A step is predicted right strictly above the threshold. Raises NothingToMeasure without chains.
 
     - `prm_score`, `groups` and each class's `prm_score` are `{"value", "low", "high"}` with 95 % intervals over source
       problems. A group is null unless all of its classes are present.
     - The report and each class have `n` chains, `n_steps`, `n_wrong`, `f1`, `negative_f1`, `accuracy` over all steps,
-      `right_accuracy`, `wrong_accuracy` and `first_error_accuracy`.
-    - `repeated` counts the duplicate records left out; `threshold` and `redundancy_threshold` are those of `scale`.
+      `right_accuracy`, `wrong_accuracy` and `first_error_accuracy`: plain fractions, null if undefined.
+    - `repeated` counts the records left out because an earlier one has the same class and `idx`; `threshold` and
+      `redundancy_threshold` are those of `scale`.
     - `upper_bound` is the best in-sample threshold, without `redundancy`.
     - `baselines` are PRMScores of content-free predictions: all right, all wrong, and a fair coin (expected counts).
     """
@@ -258,7 +263,7 @@ def _called_right(tree: ReasoningTree, score_P: np.ndarray, redundant: bool, sca
 
 
 def figures(taxonomy: Taxonomy, request: Request) -> Report:
-    """Computes the entry in `results.json` by the classes of `taxonomy`; see `Benchmark.figures`."""
+    """Returns `prmbench_report` with `too_long`, the number of records left out as too long."""
     return prmbench_report(request.trees, request.seed, request.scale, taxonomy) | {"too_long": request.left_out}
 
 
@@ -298,7 +303,7 @@ def findings(name: str, title: str, results: Mapping[str, Any]) -> Iterator[Find
 
 
 def left_out(title: str, report: Report) -> Iterator[tuple[str, int]]:
-    """Yields the number of repeated records that the figures of the benchmark `title` leave out."""
+    """Yields one pair: a description, and the number of repeated records that the figures leave out."""
     yield f"{title}: repeated records", report["repeated"]
 
 

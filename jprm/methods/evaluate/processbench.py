@@ -39,7 +39,10 @@ FOLDS = 5
 def right_interval(
     first_error_N: Int[np.ndarray, " N"], scores: Scores
 ) -> tuple[Float[np.ndarray, " N"], Float[np.ndarray, " N"]]:
-    """Returns the thresholds (low, high] for which each chain is predicted correctly; high <= low if it never is."""
+    """Returns the thresholds (low, high] for which each chain is predicted correctly; high <= low if it never is.
+
+    `first_error_N` is an index, or -1 if every step is right. Steps below the threshold are predicted wrong.
+    """
     low_N, high_N = np.full(len(scores), -np.inf), np.full(len(scores), np.inf)
     for i, (error, score_P) in enumerate(zip(first_error_N, scores, strict=True)):
         if error >= 0:
@@ -49,7 +52,7 @@ def right_interval(
 
 
 def right_at(first_error_N: Int[np.ndarray, " N"], scores: Scores, threshold: float) -> Bool[np.ndarray, " N"]:
-    """Returns whether each chain is predicted correctly at a threshold, which may be infinite."""
+    """Returns whether each chain is predicted correctly at a threshold, also an infinite one (`right_interval`)."""
     low_N, high_N = right_interval(first_error_N, scores)
     return ((low_N < threshold) | (np.asarray(first_error_N) < 0)) & (threshold <= high_N)
 
@@ -118,14 +121,18 @@ def processbench_report(
     """Returns F1 by file at four thresholds (`threshold`, tuned, cross-fitted, best), with baselines.
 
     - `f1`, `f1_low`, `f1_high` and both accuracies of a file are at `threshold`.
-    - `tuned` uses the best threshold on the file `calibration`, for the scores and for each baseline; in that file
-      itself, `in_sample` is true. It is null unless that file has chains with and without an error.
+    - `tuned` uses the best threshold on the file `calibration`, for the scores and for each baseline, and has that
+      `threshold` and `calibrated_on`; in that file itself, `in_sample` is true. It is null unless that file has chains
+      with and without an error.
     - `cross_fit` tunes on the file itself, but never on the problem of the predicted chain; null if the file is too
-      small. Baselines with a threshold have it too.
+      small. `thresholds` has one per fold.
+    - `baselines`: `always_correct`, `always_first_step`, and scorers (e.g. `position`) with their `tuned` figures and
+      `cross_fit`.
     - `upper_bound` is the best in-sample threshold.
     - `less`, in `tuned` and `cross_fit`, is the paired difference from the best baseline with the same tuning.
 
-    Intervals resample problems and keep thresholds fixed. Raises ScoreError if `scored` lacks `calibration`.
+    Intervals resample problems and keep thresholds fixed. F1 is null in a file whose chains all have errors, or all are
+    right. Raises ScoreError if `scored` lacks `calibration`, or a `first_error` or score is missing.
     """
     if calibration not in scored:
         raise ScoreError(f"calibration split {calibration!r} is not among the files {sorted(scored)}")
@@ -150,8 +157,8 @@ def average_f1(
 ) -> dict[str, Any]:
     """Returns mean F1 over `files`: `half` (at `threshold`), `tuned` on the file `calibration`, and `cross_fit`.
 
-    Each is `{"value", "low", "high"}`, with problems resampled within each file; None if a file lacks that figure.
-    Raises KeyError if `scored` lacks `calibration` or one of `files`.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file (null values if a file has no F1); None
+    if a threshold cannot be tuned. Raises KeyError if `scored` lacks `calibration` or one of `files`.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -159,7 +166,7 @@ def average_f1(
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
-    """Returns the mean over `files` of one kind of `f1_draws`, or None unless every file has it."""
+    """Returns the plain mean over `files` of one kind of `f1_draws`, or None unless every file has it."""
     of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(of_files) < len(files):
         return None
@@ -170,9 +177,10 @@ def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> 
 def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5) -> dict[str, dict[str, Any]]:
     """Returns F1 and its bootstrap draws (`jprm.statistics.draws`) as `{kind of threshold: {file: draws}}`.
 
-    Kinds are `half` (the model's `threshold`), `tuned` on the file `calibration`, and `cross_fit`; the latter two are
-    None if a file does not allow tuning. The resamples depend only on the problems and the seed, so the draws of two
-    models can be subtracted.
+    Kinds are `half` (the model's `threshold`), `tuned` on the file `calibration` (None for all files if it does not
+    allow tuning), and `cross_fit` (None for a file that does not). The resamples depend only on the seed, the order of
+    the files and of their problems: if these are equal, the draws of two models can be subtracted. Raises KeyError if
+    `scored` lacks `calibration`.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = or_none(best_threshold, chains[calibration]["first_error"], chains[calibration]["scores"])
@@ -291,7 +299,10 @@ NOT_TUNED = "not tuned: the calibration file lacks chains with an error, or chai
 
 
 def figures(request: Request) -> Report:
-    """Returns `files`, `average` over the files, and `calibrate`, the name of the file for tuning thresholds."""
+    """Returns `files` (`processbench_report`), their `average` (`average_f1`), and `calibrate`, the file for tuning.
+
+    `request.calibrate` must have exactly one file. Each file gets `too_long`, the records left out.
+    """
     (tuned_on,) = request.calibrate
     chains = {**request.data, **request.calibrate}
     report = processbench_report(chains, tuned_on, request.seed, request.scale.threshold)

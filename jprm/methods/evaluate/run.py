@@ -70,7 +70,10 @@ class FileReader(NamedTuple):
 
 def run(benchmark: Benchmark, options: Any) -> Report:
     """Returns the report of a benchmark's command, with `trained_on` if the model was trained on some of the problems.
-    Raises ValueError if `by` names an output without a model, and the errors of the benchmark and of loading."""
+
+    `options` is an instance of `benchmark.options`; scores are kept beside `options.to`, which must be set. Writes no
+    report. Raises ValueError if `by` names an output without a model, and the errors of the benchmark and of loading.
+    """
     if getattr(options, "by", None) and options.model is None:
         raise ValueError(f"--by {options.by}: names an output of a model. Give --model")
     if benchmark.run is not None:
@@ -100,7 +103,8 @@ def stored_trees(
 ) -> Iterator[ReasoningTree]:
     """Yields the trees with a score for every step; appends the places of others to `unread`.
 
-    A tree may be left out if one of its critiques was unreadable, or if `on_error` is `skip`.
+    `trees` has (place, tree), e.g. place `scores.jsonl:12`; `on_error` is `stop` or `skip`. A tree may be left out if
+    one of its critiques was unreadable, or if `on_error` is `skip`.
 
     Raises ScoreError, with the place, for any other tree with an unscored step.
     """
@@ -116,7 +120,7 @@ def stored_trees(
 
 
 def unread_words(report: Mapping[str, Any]) -> list[str]:
-    """Returns a line with the number of records left out, and the first few places."""
+    """Returns a line with the number of records left out and the first five places (report key `unread`), or []."""
     places = report.get(UNREAD, ())
     named = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
     return [f"{len(places)} left out, with a step without a score (an unreadable critique): {named}"] if places else []
@@ -134,8 +138,9 @@ TRAINED_ON = "trained_on"
 def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, dict[str, int]]:
     """Counts each file's problems, and those also in the training data of the run `model`; omits files without any.
 
-    Compares normalised text. If training data is gone, in a bucket, or stored as tokens, it only counts if the
-    evaluated file is one of its files. Returns {} unless `model` is the folder of a run on this machine.
+    Returns `{file name without suffix: {"problems", "seen"}}`, of distinct problems. Compares normalised text. If
+    training data is gone, in a bucket, or stored as tokens, it only counts if the evaluated file is one of its files.
+    Returns {} unless `model` is the folder of a run on this machine.
     """
     if model is None or is_remote(model) or not (path_of(model) / RUN).is_file():
         return {}
@@ -159,7 +164,7 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
 
 
 def problems_at(path: PathLike) -> Iterator[str]:
-    """Yields the problems in a file; skips items that are not JSON."""
+    """Yields the problems in a file of any known format, repeated ones too; skips items that are not JSON."""
     for _, line in read_items(path):
         with contextlib.suppress(ValueError, RecursionError):
             yield from problems_of(json.loads(line))
@@ -175,7 +180,10 @@ def trained_on_words(report: Mapping[str, Any]) -> list[str]:
 
 
 def model_of(options: Any) -> PRM:
-    """Loads the model named by the options; its score is the output `by`. Raises ValueError if it lacks that output."""
+    """Loads `options.model` with `options.adapter`; its score becomes the output `options.by` (None: `score`).
+
+    Raises ValueError if the model lacks that output.
+    """
     prm = load(options.model, adapter=options.adapter)
     try:
         return prm.by(options.by or "score")
@@ -186,7 +194,8 @@ def model_of(options: Any) -> PRM:
 def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
     """Loads the model named by the options, and scores the files `data` and `calibrate` into `OUT.scores/`.
 
-    Returns the model and the request for the figures; OUT is `options.to`. Before the model is loaded, raises
+    Returns the model and the request for the figures. `options` is a `ModelOptions` with `data`, and optionally
+    `calibrate` and `neutral`; OUT is `options.to`, which must be set. Before the model is loaded, raises
     FileNotFoundError if a file is missing, ScoreError if ratings are neutral and `neutral` is None, and ValueError if
     two files share a name or one has no record.
     """
@@ -223,19 +232,22 @@ def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[st
 
 
 def seen_by(benchmark: Benchmark, scores: Mapping[str, Sequence[ReasoningTree]]) -> dict[str, Sequence[ReasoningTree]]:
-    """Returns new trees by file, without context messages unless the benchmark's figures read them."""
+    """Returns the trees by file, without context messages unless `benchmark.context`."""
     return {name: trees if benchmark.context else list(map(steps_only, trees)) for name, trees in scores.items()}
 
 
 def source_of(benchmark: Benchmark, path: PathLike) -> FileReader:
-    """Returns the reader of a file for a benchmark."""
+    """Returns the benchmark's reader, or the one that `format_of` detects if it has none."""
     if isinstance(benchmark.reader, Reader):
         return FileReader(benchmark.name, benchmark.reader, benchmark.reading)
     return source(benchmark.reader or format_of(path))
 
 
 def source(reader: str) -> FileReader:
-    """Returns a reader of `jprm.methods.data.readers` with its options for evaluations."""
+    """Returns a reader of `jprm.methods.data.readers` with its options for evaluations (`OPTIONS`).
+
+    Raises ValueError if there is no reader of that name.
+    """
     return FileReader(reader, find(reader), OPTIONS.get(reader, {}))
 
 
@@ -276,10 +288,11 @@ def scored_trees(
 ) -> list[ReasoningTree]:
     """Returns the scored trees of a file, read from `FOLDER/NAME.jsonl` or scored into it.
 
-    Chains are laid out as in the authors' script for the benchmark. With `too_long="skip"`, records with a chain beyond
-    the context of the model, or of any model in `also`, are left out. A second call resumes, or reads the finished
-    file. Raises ValueError if `path` has no record, or the output belongs to another request or is being written, and
-    other errors of `write_scores`.
+    NAME is that of `path`, without suffix. Chains are laid out as in the authors' script for the benchmark. A judge's
+    records with an unreadable critique are left out. With `too_long="skip"`, records with a chain beyond the context of
+    the model, or of any model in `also`, are left out. A second call resumes, or reads the finished file. Raises
+    ValueError if `path` has no record, or the output belongs to another request or is being written, and other errors
+    of `write_scores`.
     """
     output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)
@@ -296,19 +309,19 @@ def scored_trees(
 
 
 def is_scored(tree: ReasoningTree) -> bool:
-    """Whether every step has a score."""
+    """Whether every step has a score; messages need none."""
     return all(node.score is not None for node in tree.nodes if node.is_step)
 
 
 def as_in(reader: str, prm: PRM) -> PRM:
-    """Returns the model with the layout of the authors' script for this reader's benchmark."""
+    """Returns the model with the layout of the authors' script for this reader's benchmark; unchanged without one."""
     return dataclasses.replace(prm, layout=getattr(prm.layout, "benchmarks", {}).get(reader, prm.layout))
 
 
 def scorer(prm: PRM, folder: PathLike) -> Scorer:
     """Returns `score(records, name)`, which scores records into `FOLDER/NAME-DIGEST.jsonl` and returns their trees.
 
-    DIGEST is of the records, so another set of records has another file.
+    DIGEST is of the records, so another set of records has another file. A finished file is read, not scored again.
     """
     scored_by = identity(prm)
 
@@ -337,7 +350,10 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
 
 
 def format_of(path: PathLike) -> str:
-    """Detects a file's reader by the keys in its first record, by default `jsonl`; ValueError for an empty file."""
+    """Returns the name of a file's reader (e.g. `processbench`) by the keys in its first record, by default `jsonl`.
+
+    Raises ValueError if the file is empty or its first record is not JSON.
+    """
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")
         keys = item.keys() if isinstance(item, dict) else ()

@@ -33,9 +33,10 @@ def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None
 
 
 def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
-    """Returns a figure's paired `difference` from the best baseline as JSON, with the name as `baseline`.
+    """Returns `value`, `low`, `high` and `better` of a figure's paired `difference` from the best `baseline`, its name.
 
-    Raises ValueError if `baselines` is empty.
+    The best has the highest value. All draws must have equal seed and groups. Raises ValueError if `baselines` is
+    empty.
     """
     best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))
     return difference(drawn, baselines[best]).json() | {"baseline": best}
@@ -44,9 +45,10 @@ def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
 def scores_of(
     trees: Sequence[ReasoningTree], names: Sequence[str] | None = None, *, probability: bool = False
 ) -> list[Float[np.ndarray, " N"]]:
-    """Returns the scores of each tree's nodes. `names` are used in error messages.
+    """Returns the scores of each tree's nodes. `names`, one per tree, are used in error messages.
 
-    Raises ScoreError if a score is missing or not finite, or, with `probability`, outside [0, 1].
+    Raises ScoreError if a score is missing or not finite, or, with `probability`, outside [0, 1]. Messages between
+    steps have no score: remove them first (`jprm.tree.steps_only`).
     """
     flat = [node.score for tree in trees for node in tree.nodes]
     score_M = np.array([np.nan if score is None else score for score in flat], float)

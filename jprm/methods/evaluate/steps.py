@@ -42,8 +42,9 @@ class Labelled(NamedTuple):
 def label_class(label: float | None, semantics: str, neutral: str | None, where: str = "label") -> int:
     """Returns the class of a label: 1, 0, or `UNLABELLED` (for a missing label, and for neutral under `drop`).
 
-    `correctness` and `value` labels are 1 from 0.5 on. Raises ScoreError if a rating is neutral and `neutral` is None,
-    or the label has no class, and ValueError if `neutral` is not positive, negative, drop or None.
+    A `rating` is -1, 0 (neutral) or 1; `correctness` and `value` labels are 1 from 0.5 on. Raises ScoreError if a
+    rating is neutral and `neutral` is None, or the label has no class, and ValueError if `neutral` is not positive,
+    negative, drop or None.
     """
     if neutral not in (*NEUTRAL, None):
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")
@@ -64,7 +65,8 @@ def judged_chains(
     """Returns a tree's distinct labelled chains: (last node, whether it is an error).
 
     Every root-to-leaf path ends at its first wrong step, or at its leaf. It counts if every step up to there is
-    labelled. Paths that only branch after the first error are one chain.
+    labelled. Paths that only branch after the first error are one chain. `parent_N` is -1 at a root, and parents come
+    first.
     """
     leaf_N = np.ones(len(parent_N), bool)
     leaf_N[parent_N[parent_N >= 0]] = False
@@ -84,7 +86,10 @@ def judged_right(
     wrong_M: Bool[np.ndarray, " M"],
     threshold: float,
 ) -> Bool[np.ndarray, " M"]:
-    """Returns whether each chain's first step below the threshold, if any, is its first error (`judged_chains`)."""
+    """Returns whether each chain's first step below the threshold is its first error, or neither exists.
+
+    `end_M` and `wrong_M` are from `judged_chains`.
+    """
     before_N = np.full(len(parent_N), np.inf)  # the lowest score before each step
     for i, parent in enumerate(parent_N):
         if parent >= 0:
@@ -93,7 +98,10 @@ def judged_right(
 
 
 def alternatives(parent_N: Int[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Int[np.ndarray, "Q 2"]:
-    """Returns all pairs (right, wrong) of steps with the same parent, as node indices; (0, 2) without such pairs."""
+    """Returns all pairs (right, wrong) of steps with the same parent, as node indices; (0, 2) without such pairs.
+
+    First steps are siblings too (parent -1); unlabelled steps are in no pair.
+    """
     siblings: dict[int, tuple[list[int], list[int]]] = {}
     for i in np.flatnonzero(class_N != UNLABELLED):
         siblings.setdefault(int(parent_N[i]), ([], []))[1 - class_N[i]].append(i)
@@ -109,14 +117,17 @@ def steps_report(
     Each figure is `{"value", "low", "high"}` with a 95 % interval over problems:
 
     - `auroc`, and `average_precision_of_errors` and `_of_correct`, with wrong or right steps as positives.
-    - `accuracy` at `threshold`.
-    - `alternatives`: the fraction of right/wrong sibling pairs that the scores rank correctly; ties count half.
-    - `first_error`: over `judged_chains` at `threshold`, with `f1` as in ProcessBench.
+    - `accuracy` at `threshold`; a step is right from it on.
+    - `alternatives`: the fraction of right/wrong sibling pairs that the scores rank correctly; ties count half; with
+      `n_pairs`.
+    - `first_error`: `accuracy` and `f1`, as in ProcessBench, over `judged_chains` at `threshold`, with plain
+      `error_accuracy`, `correct_accuracy`, `n_error` and `n_correct`.
     - `ahead`: for `auroc` and `alternatives`, the paired difference from the best baseline, with its name as `baseline`
       and its `baseline_value`.
     - `n_problems`, `n_records` (trees), `n_steps` (also unlabelled ones), `n_right` and `n_wrong`.
 
-    Baselines with several features are fitted to the labels of other problems.
+    Figures are null if undefined, e.g. `alternatives` without pairs. Baselines with several features are fitted to the
+    labels of other problems. Raises ScoreError as `labelled` does.
     """
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
@@ -171,7 +182,7 @@ def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scor
 
 
 def auroc_draws(scored: Sequence[ReasoningTree], neutral: str | None, seed: int) -> Draws:
-    """Returns the AUROC of all labelled steps and its draws over problems, for `jprm.statistics.difference`.
+    """Returns the AUROC of all labelled steps (NaN if all are right or all wrong) and its draws over problems.
 
     `neutral` is the class of neutral ratings, as in `label_class`.
     """
@@ -239,7 +250,7 @@ def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) 
 
 
 def labelled(trees: Sequence[ReasoningTree], neutral: str | None, first: int = 0) -> list[Labelled]:
-    """Returns scored trees as arrays. `first` is the number of the first record in error messages.
+    """Returns scored trees as arrays. Error messages number the records from `first` + 1.
 
     `neutral` is the class of neutral ratings, as in `label_class`. Raises ScoreError if a score is missing or a label
     has no class.

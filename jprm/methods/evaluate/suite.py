@@ -81,7 +81,10 @@ class Suite:
 
 
 def read_suite(path: PathLike) -> Suite:
-    """Reads a suite's file. Raises the errors of `suite_of`, also if the file itself is missing or is not JSON."""
+    """Reads a suite's file, e.g. `{"neutral": "drop", "steps": {"data": ["math.jsonl"]}}`.
+
+    Raises the errors of `suite_of`, FileNotFoundError if the file is missing, and ValueError if it is not JSON.
+    """
     path = path_of(path)
     return suite_of(parse(path.read_bytes(), os.fspath(path)), path)
 
@@ -89,7 +92,8 @@ def read_suite(path: PathLike) -> Suite:
 def standard_suite(folder: PathLike) -> Suite:
     """Returns the suite of all published benchmarks found in a folder; missing files are `absent`.
 
-    Raises FileNotFoundError if all files are missing.
+    Names are as in `Benchmark.standard`, e.g. `processbench/math.json`. Neutral ratings count as positive; thresholds
+    are tuned on the first file found. Raises FileNotFoundError if all files are missing.
     """
     folder = path_of(folder)
     sections: dict[str, Any] = {}
@@ -105,8 +109,11 @@ def standard_suite(folder: PathLike) -> Suite:
 
 
 def suite_of(suite: Any, path: Place) -> Suite:
-    """Builds a suite from a file's content; paths are relative to `path`. Raises ValueError (with file and field) if it
-    is invalid, FileNotFoundError if a file of `calibrate`, or every file of a section, is missing."""
+    """Builds a suite from a file's content (format: `read_suite`); paths are relative to the file `path`.
+
+    Other missing files are `absent`. Raises ValueError (with file and field) if the content is invalid or two files
+    share a name, FileNotFoundError if a file of `calibrate`, or every file of a section, is missing.
+    """
     where = os.fspath(path)
     suite, others = _named(suite, path)
     benchmarks = registered() | {name: benchmark for name, (_, benchmark) in others.items()}
@@ -196,9 +203,9 @@ def _section(section: Any, benchmark: Benchmark, path: Place) -> dict[str, tuple
 def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str], None] = lambda line: None) -> Report:
     """Scores all files (reusing existing scores), computes every section, and writes and returns `OUT/results.json`.
 
-    `model` is a model's folder or a judge's JSON file. `tell` receives a line at the start of each piece of work.
-    Raises if a section raises for invalid records; sections without enough data are listed under `not_computed` with
-    the reason.
+    `model` is a model's folder or a judge's JSON file. Scores go to `OUT/scores/NAME.jsonl`; if one is missing, an
+    older `results.json` is deleted first. `tell` receives a line at the start of each piece of work. Raises if a
+    section raises for invalid records; sections without enough data are listed under `not_computed` with the reason.
     """
     out = path_of(out)
     prm, files = open_scorer(model), _files(suite)
@@ -245,7 +252,8 @@ def results_of(
 
     `score` rescores edited chains for diagnostics, which lack edits without it; `scale` is the scores' meaning, and
     `too_long` counts left-out records by file. If the records are too few or too uniform for a section, it is left out
-    and `not_computed` has the reason.
+    and `not_computed` has the reason. Raises KeyError if `scores` lacks a file. The report lacks `model`, which
+    `run_suite` adds.
     """
     results: Report = {"jprm": jprm.__version__, "neutral": suite.neutral, "seed": suite.seed}
     results["sections"] = {section: _names(files) for section, files in suite.data.items()}
@@ -281,7 +289,7 @@ def results_of(
 
 
 def tables(results: Results, benchmarks: Mapping[str, Benchmark]) -> Iterator[Table | str]:
-    """Yields the terminal tables of every section, and lines on missing files and warnings."""
+    """Yields the terminal tables of every section, then lines on missing sections and files, warnings and `lead`."""
     for name, benchmark in benchmarks.items():
         for report in benchmark.reports(results[name]) if name in results else ():
             yield from benchmark.tables(report)

@@ -35,7 +35,7 @@ def best_rank_probability(size: int, n_max: int) -> Float[np.ndarray, "N n"]:
     """Returns the probability that the best of n samples has rank r, for r < `size` = N and n = 1 .. n_max <= N.
 
     C(N - r - 1, n - 1) / C(N, n), computed as n / (N - r) times prod_{i<n} (N - r - i) / (N - i). All factors are at
-    most 1, so it cannot overflow.
+    most 1, so it cannot overflow. The array is cached: do not change it.
     """
     rank_N1, drawn_n = np.arange(size)[:, None], np.arange(n_max)
     none_better_Nn = np.cumprod(np.maximum(size - rank_N1 - drawn_n, 0) / (size - drawn_n), axis=1)
@@ -52,7 +52,7 @@ def best_of_n(
     """Returns the exact expected correctness of the highest key among n random samples, n = 1 .. n_max.
 
     Problem p has `size_P[p]` samples, in its first slots; `n_max` must be at most min(size_P). Invalid samples rank
-    last and are incorrect.
+    last and are incorrect; a valid sample's key must not be NaN.
 
     Tied samples are chosen with equal probability, so each counts as its tie group's mean correctness. The expectation
     sums this mean times `best_rank_probability` over the ranks; for t tied samples after r better ones the
@@ -76,7 +76,7 @@ def best_of_n(
 
 
 def answer_classes(answers: Sequence[Any]) -> Int[np.ndarray, " N"]:
-    """Returns equivalence class ids in order of appearance; -1 if there is no answer.
+    """Returns equivalence class ids (0, 1, ...) in order of appearance; -1 for a missing answer, NaN or a blank string.
 
     Equivalence (`equivalent`, in either order) is not transitive: 18% is equivalent to 0.18 and to 18. So numbers come
     first by size, then other answers, then percentages, and each joins the first class with an equivalent first answer.
@@ -137,10 +137,10 @@ def vote_accuracy(
     `log_weight_PNK` has the logarithms of the weights, -inf for a weight of 0. Only ratios within a vote count, however
     small its weights are beside others of the pool. `n_max` must be at most min(size_P). A sample of class -1 has no
     answer: it takes one of the n places but does not vote. A vote without any answer is incorrect. The correctness of a
-    class is the mean over its samples. Exact if all pools have at most `ENUMERATE` samples; otherwise the mean over
-    `trials` random orders of each pool. Every n uses the first n of an order, with all weightings, so n = size is exact
-    and differences between weightings have less noise. Raises ValueError if there are no
-    problems, or fewer than 2 `trials` to sample.
+    class is the mean over its samples; classes with equal totals count as their mean. Exact if all pools have at most
+    `ENUMERATE` samples; otherwise the mean over `trials` random orders of each pool. Every n uses the first n of an
+    order, with all weightings, so n = size is exact and differences between weightings have less noise. Raises
+    ValueError if there are no problems, or fewer than 2 `trials` to sample.
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)
