@@ -551,11 +551,14 @@ def native_layout(tokenizer: Tokenizer) -> TemplateLayout:
 
 
 def prompt_layout(tokenizer: Tokenizer, prompt: str, delimiter: str) -> TemplateLayout:
-    """Returns the layout for a prompt with {problem} (unchecked) and {bos}, if wanted; a delimiter follows each step.
+    """Returns the layout for a prompt with {problem} and, if wanted, {bos}; a delimiter follows each step.
 
     Names in the prompt that the tokenizer knows as tokens, e.g. <|im_start|>, become their ids (`control_tokens`).
+    Raises ValueError if the prompt lacks {problem}.
     """
     before, field, after = prompt.partition("{problem}")
+    if not field:
+        raise ValueError(f"the prompt {prompt!r} has no {{problem}}")
     cut = [_CONTROL.split(text) for text in (before, after)]
     ids = control_tokens(tokenizer, prompt)
     return TemplateLayout(tokenizer, (*cut[0], field, *cut[1]), ("{step}", delimiter), ids=ids)

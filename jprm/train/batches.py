@@ -173,8 +173,8 @@ def check_supervision(experiment: Experiment) -> None:
     if supervise in allowed and (target.after_error != "keep" or target.soft not in allowed[supervise]):
         gives = "token ids" if supervise == "token" else "mean outcomes, which no step is to blame for"
         raise ValueError(f"data.supervise={supervise!r} gives {gives}: set target.after_error=keep, target.soft=soft")
-    if supervise == "token" and target.smoothing:
-        raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0")
+    if supervise == "token" and (target.smoothing or experiment.data.weight):
+        raise ValueError("data.supervise='token' gives token ids: set target.smoothing=0, and no data.weight")
     if experiment.model.steps and supervise in ("token", "outcome_tokens"):
         raise ValueError(
             f"data.supervise={supervise!r} puts labels at tokens, and model.steps={experiment.model.steps!r} reads the"

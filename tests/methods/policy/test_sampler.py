@@ -229,6 +229,8 @@ def test_templates_have_control_tokens_and_problems_have_none():
     with pytest.raises(ValueError, match="'<'"):  # these letters have no "<": it is read as text
         dataclasses.replace(layout, tokenizer=Strict()).problem("<end>")
     assert layout.step("ab", 3) == Letters().encode("ab\n\n")
+    with pytest.raises(ValueError, match="{problem}"):
+        prompt_layout(Letters(), "Solve:", "\n\n")
 
 
 class Strict(Letters):
