@@ -26,9 +26,14 @@ CUTS = 64
 
 
 class RunOfTurns(NamedTuple):
+    """One run of an agent. `bad_T` is 1 for a bad turn, 0 for another, NaN without a label.
+
+    `problem` is the task; `telemetry_TF` has F features per turn.
+    """
+
     problem: str
     score_T: Float[np.ndarray, " T"]
-    bad_T: Float[np.ndarray, " T"]  # 1 for a bad turn, 0 for another, NaN without a label
+    bad_T: Float[np.ndarray, " T"]
     telemetry_TF: Float[np.ndarray, "T F"]
     solved: bool
 

@@ -53,12 +53,15 @@ KEYS = ("mcc", "error_accuracy", "correct_accuracy", "f1", "accuracy")
 
 
 class MarkedChains(NamedTuple):
-    """N chains. `first_N` is the index of the first mistake, -1 without a mistake, -2 if its place is unknown."""
+    """N chains. `first_N` is the index of the first mistake, -1 without a mistake, -2 if its place is unknown.
+
+    `correct_N` is the truth for a verdict on the whole chain.
+    """
 
     problem: Sequence[str]
     task_N: np.ndarray
     first_N: Int[np.ndarray, " N"]
-    correct_N: Bool[np.ndarray, " N"]  # the truth for a verdict on the whole chain
+    correct_N: Bool[np.ndarray, " N"]
     scores: Sequence[Float[np.ndarray, " _"]]
 
 
@@ -106,10 +109,10 @@ def mistakes_report(
     scores (`cross_fit`) minus the best baseline's, paired; absent with too few chains. `mr_score` averages over
     `subjects`, one name per chain; by default each task is a subject.
 
-    The report, each task and the baselines `none` and `first step` have `n`, `n_error`, `n_not_located`, `mcc`,
-    `error_accuracy`, `correct_accuracy`, `f1` and `accuracy`. Other baselines and `cross_fit` have the last four, and
-    are absent with too few chains. `mr_score` is `{"value", "pooled"}`: the mean over subjects, and the score of all
-    chains together. Raises ScoreError or NothingToMeasure as `chains_of_files` does.
+    The report has `threshold`. It, each task and the baselines `none` and `first step` have `n`, `n_error`,
+    `n_not_located`, `mcc`, `error_accuracy`, `correct_accuracy`, `f1` and `accuracy`. Other baselines and `cross_fit`
+    have the last four, and are absent with too few chains. `mr_score` is `{"value", "pooled"}`: the mean over subjects,
+    and the score of all chains together. Raises ScoreError or NothingToMeasure as `chains_of_files` does.
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)

@@ -120,7 +120,8 @@ def processbench_report(
 ) -> dict[str, dict[str, Any]]:
     """Returns F1 by file at four thresholds (`threshold`, tuned, cross-fitted, best), with baselines.
 
-    - `f1`, `f1_low`, `f1_high` and both accuracies of a file are at `threshold`.
+    - `f1`, `f1_low`, `f1_high`, `error_accuracy` and `correct_accuracy` of a file are at `threshold`; `n`, `n_error`
+      and `n_correct` count its chains.
     - `tuned` uses the best threshold on the file `calibration`, for the scores and for each baseline, and has that
       `threshold` and `calibrated_on`; in that file itself, `in_sample` is true. It is null unless that file has chains
       with and without an error.

@@ -252,7 +252,7 @@ def source(reader: str) -> FileReader:
 
 
 def open_scorer(path: PathLike) -> PRM | scored.Scorer:
-    """Loads the model in a folder, or the judge in a JSON file."""
+    """Loads the model in a folder, or the judge in a JSON file (a name that ends in `.json`)."""
     if is_judge(path):
         return find_part("jprm.methods.judge.load:load_judge", {}, "judge")(path)
     return load(path)

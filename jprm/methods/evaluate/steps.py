@@ -29,13 +29,16 @@ UNLABELLED = -1
 
 
 class Labelled(NamedTuple):
-    """A scored tree as arrays over its nodes. `class_N` is 1 (right), 0 (wrong) or `UNLABELLED`."""
+    """A scored tree as arrays over its nodes. `class_N` is 1 (right), 0 (wrong) or `UNLABELLED`.
+
+    `parent_N` and `depth_N` are -1 and 0 for first steps; `length_N` counts characters.
+    """
 
     problem: str
     parent_N: Int[np.ndarray, " N"]
     class_N: Int[np.ndarray, " N"]
     depth_N: Int[np.ndarray, " N"]
-    length_N: Int[np.ndarray, " N"]  # characters
+    length_N: Int[np.ndarray, " N"]
     score_N: Float[np.ndarray, " N"]
 
 

@@ -68,16 +68,26 @@ RESERVED = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Suite:
-    """The content of a suite's file, with resolved paths."""
+    """The content of a suite's file, with resolved paths.
 
-    neutral: str | None  # the class of neutral ratings; if absent, there must be no such rating
-    data: Mapping[str, tuple[Place, ...]]  # section -> the files that are there
-    calibrate: Mapping[str, tuple[Place, ...]]  # section -> the files that thresholds and maps are fitted on
+    Attributes:
+      neutral: the class of neutral ratings; if None, there must be no such rating.
+      data: the files of each section that exist.
+      calibrate: the files of each section for fitting thresholds and maps.
+      absent: the missing files of `data`.
+      too_long: `skip` leaves out and counts records with a chain beyond the model's context; `error` raises.
+      others: the user's own sections, as {section: `module:NAME`}.
+      benchmarks: the benchmarks of all sections.
+    """
+
+    neutral: str | None
+    data: Mapping[str, tuple[Place, ...]]
+    calibrate: Mapping[str, tuple[Place, ...]]
     absent: tuple[str, ...]
     seed: int = 0
     too_long: TooLong = "error"
-    others: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the user's own sections -> module:NAME
-    benchmarks: Mapping[str, Benchmark] = dataclasses.field(default_factory=registered)  # of all sections
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    benchmarks: Mapping[str, Benchmark] = dataclasses.field(default_factory=registered)
 
 
 def read_suite(path: PathLike) -> Suite:
@@ -204,8 +214,9 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
     """Scores all files (reusing existing scores), computes every section, and writes and returns `OUT/results.json`.
 
     `model` is a model's folder or a judge's JSON file. Scores go to `OUT/scores/NAME.jsonl`; if one is missing, an
-    older `results.json` is deleted first. `tell` receives a line at the start of each piece of work. Raises if a
-    section raises for invalid records; sections without enough data are listed under `not_computed` with the reason.
+    older `results.json` is deleted first. `tell` receives a line at the start of each piece of work. Raises the errors
+    of `scored_files`, and of a section for invalid records; sections without enough data are listed under
+    `not_computed` with the reason.
     """
     out = path_of(out)
     prm, files = open_scorer(model), _files(suite)

@@ -116,10 +116,13 @@ def relative(log_PN: Float[np.ndarray, "*P N"]) -> Float[np.ndarray, "*P N"]:
 
 
 class Votes(NamedTuple):
-    """Vote accuracy of problem p with n samples and weighting k, n = 1 .. n_max."""
+    """Vote accuracy of problem p with n samples and weighting k, n = 1 .. n_max.
+
+    `standard_error_nK` is of the mean over problems, from sampling votes; 0 if exact.
+    """
 
     value_PnK: Float[np.ndarray, "P n K"]
-    standard_error_nK: Float[np.ndarray, "n K"]  # of the mean over problems, from sampling votes; 0 where exact
+    standard_error_nK: Float[np.ndarray, "n K"]
 
 
 def vote_accuracy(
@@ -134,13 +137,14 @@ def vote_accuracy(
 ) -> Votes:
     """Returns the accuracy of votes among n samples per problem, for n up to `n_max`.
 
-    `log_weight_PNK` has the logarithms of the weights, -inf for a weight of 0. Only ratios within a vote count, however
-    small its weights are beside others of the pool. `n_max` must be at most min(size_P). A sample of class -1 has no
-    answer: it takes one of the n places but does not vote. A vote without any answer is incorrect. The correctness of a
-    class is the mean over its samples; classes with equal totals count as their mean. Exact if all pools have at most
-    `ENUMERATE` samples; otherwise the mean over `trials` random orders of each pool. Every n uses the first n of an
-    order, with all weightings, so n = size is exact and differences between weightings have less noise. Raises
-    ValueError if there are no problems, or fewer than 2 `trials` to sample.
+    `class_PN` is from `answer_classes`, by problem. `log_weight_PNK` has the logarithms of the weights (all 0 for a
+    majority vote), -inf for a weight of 0. Only ratios within a vote count, however small its weights are beside others
+    of the pool. `n_max` must be at most min(size_P). A sample of class -1 has no answer: it takes one of the n places
+    but does not vote. A vote without any answer is incorrect. The correctness of a class is the mean over its samples;
+    classes with equal totals count as their mean. Exact if all pools have at most `ENUMERATE` samples; otherwise the
+    mean over `trials` random orders of each pool. Every n uses the first n of an order, with all weightings, so n =
+    size is exact and differences between weightings have less noise. Raises ValueError if there are no problems, or
+    fewer than 2 `trials` to sample.
     """
     in_pool_PN = np.arange(class_PN.shape[1]) < size_P[:, None]
     class_PN = np.where(in_pool_PN, class_PN, -1)
