@@ -284,8 +284,8 @@ class _Walk:
             return [self._named(type(value)), self.as_json(fields)]
         if hasattr(value, "encode") and hasattr(value, "token_id"):
             return self._named(type(value))
-        cached, own = functools.cached_property, getattr(value, "__dict__", {})
-        kept = {k: v for k, v in own.items() if not isinstance(getattr(type(value), k, 0), cached)}
+        cached, attributes = functools.cached_property, getattr(value, "__dict__", {})
+        kept = {k: v for k, v in attributes.items() if not isinstance(getattr(type(value), k, 0), cached)}
         return [self._named(type(value)), self.as_json(kept)]
 
     def _named(self, part: Any) -> Any:

@@ -388,7 +388,7 @@ def of_inputs(message: str) -> str:
     """
     for copy, places in COPIED.items():
         end = r"(:\d+\b|(?![\w.]*\w))"  # not out.jsonl.first9/a.jsonl.info.json
-        message = re.sub(re.escape(copy) + end, lambda found, at=places: at.get(found[1], found[0]), message)
+        message = re.sub(re.escape(copy) + end, lambda match, at=places: at.get(match[1], match[0]), message)
     return message
 
 
