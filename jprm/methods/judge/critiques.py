@@ -430,7 +430,7 @@ def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | 
     """Returns a critique's verdicts about a chain with so many `steps`; None if the text cannot be read.
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
-    incorrect one.
+    incorrect one; for `steps`, None if there is no incorrect one and the count is not `steps`. Thoughts are skipped.
     """
     text = text.partition(prompt.end)[0] if prompt.end else text
     matches = list(re.compile(prompt.verdict).finditer(text, end_of_thoughts(text)))
@@ -476,8 +476,9 @@ Tokens = Sequence[tuple[str, LogProb]]
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
     """Returns the probability that the step is correct, from the verdict's token; None if no token matches it.
 
-    With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`. `tokens` cover the
-    text from character `start` on. None also for a verdict that follows from an index.
+    With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`; p is not normalised
+    over the verdict words. `tokens` cover the text from character `start` on. None also for a verdict that follows from
+    an index.
     """
     if verdict.start is None:
         return None
@@ -546,7 +547,7 @@ def report(judged: Sequence[ReadCritique], sent: int | None = None) -> dict[str,
 
 
 def cost(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Returns the sums of the counts in `COUNTS` over scored records, 0 if there are no records.
+    """Returns the sums of the counts (`COUNTS`, see `report`) over scored records, 0 if there are no records.
 
     Raises KeyError if a record has no `judge`.
     """

@@ -114,7 +114,7 @@ class ByCritiques:
 
         Raises:
           RecordError: an invalid record.
-          PolicyError: every critique of `CHUNK` records failed.
+          PolicyError: every critique of a batch of 64 records (`CHUNK`) failed.
         """
         records = iter(records)
         while chunk := list(itertools.islice(records, CHUNK)):
@@ -243,7 +243,7 @@ class Judge(ByCritiques):
         return [judgement_of(self.prompt, tree, answers) for tree, answers in zip(trees, asked, strict=True)]
 
     def paths(self, tree: ReasoningTree) -> list[list[int]]:
-        """Returns the paths covered by questions about a tree, as step indices from the problem on.
+        """Returns the paths covered by questions about a tree, as the node indices of their steps, in order.
 
         With a window, a prompt about whole chains has a path for each part that is asked about at once.
         """
@@ -341,7 +341,7 @@ def step_text(tree: ReasoningTree, node: int) -> str:
 
 
 def characters(tree: ReasoningTree) -> int:
-    """Returns the characters of a record's text: the problem, steps and context, and the calls' arguments."""
+    """Returns the characters of a record's text: the problem, steps and context, and the calls' arguments as JSON."""
     calls = [call.get("function", call) for node in tree.nodes for call in node.extra.get("tool_calls") or ()]
     written = sum(len(json.dumps(call.get("arguments"), ensure_ascii=False)) for call in calls)
     return written + sum(len(node.text) for node in tree.nodes) + (0 if tree.of_messages else len(tree.problem))
@@ -366,7 +366,8 @@ def judgement_of(prompt: JudgePrompt, tree: ReasoningTree, answers: Sequence[Ask
 def with_outputs(tree: ReasoningTree, outputs: Mapping[str, Float[np.ndarray, " N"]]) -> ReasoningTree:
     """Returns the tree with a judge's outputs, replacing scores; for a chain, sample or turn, at all steps or at none.
 
-    `outputs` has (N,) values by name: `score` becomes the nodes' score, others their `outputs`. A NaN is unknown.
+    `outputs` has (N,) values by name: `score` becomes the nodes' score, others their `outputs`. A step with NaN in
+    any output gets no output at all.
     """
     known_N = ~np.isnan(np.sum(list(outputs.values()), axis=0))
     unit_of: list[int] = []  # of each node: the first one of its chain, sample or turn

@@ -66,9 +66,9 @@ def dawid_skene(
 ) -> Crowd:
     """Fits class prior and confusion matrices of J judges by EM, at most `iterations` rounds; -1 is a missing verdict.
 
-    Verdicts are classes from 0 to `classes` - 1. Each step has weight `weight_N`, by default 1. EM stops if the
-    evidence lower bound per verdict grows by less than `tolerance`. Steps with equal verdicts are computed once. Raises
-    ValueError if a step has no verdict.
+    Verdicts are classes from 0 to `classes` - 1; any other value counts as missing. Each step has weight `weight_N`, by
+    default 1. EM stops early if the evidence lower bound per verdict (nats) grows by less than `tolerance`; a fit that
+    has not converged is returned without a warning. Raises ValueError if a step has no verdict.
     """
     if not verdict_NJ.size:
         raise ValueError("no step has a verdict")
@@ -112,7 +112,7 @@ def correction(
     """Fits a, b so that log-odds a + b z match K gold labels (0 or 1) of the steps `index_K`; z: present log-odds.
 
     `index_K` has places in `probability_N`, from 0. Gold labels have weight `weight_K`, by default 1. A prior favours a
-    = 0 and b = 1, the result if there are no gold labels. A probability of 0 or 1 has log-odds of `MOST` in size.
+    = 0 and b = 1, the result if there are no gold labels. Log-odds z are clipped to [-12, 12] (`MOST`).
     """
     z_K = log_odds(probability_N[index_K])
     count_K = np.ones_like(z_K) if weight_K is None else weight_K
@@ -134,7 +134,7 @@ def correction(
 
 
 def corrected(probability_N: Float[np.ndarray, " N"], a: float, b: float) -> Float[np.ndarray, " N"]:
-    """Returns the probabilities with log-odds a + b z; z: their present log-odds, at most `MOST` in size."""
+    """Returns the probabilities with log-odds a + b z; z: their present log-odds, clipped to +-12."""
     return scipy.special.expit(a + b * log_odds(probability_N))
 
 
@@ -147,9 +147,9 @@ def matrices(
 ) -> Float[np.ndarray, "J 2 2"]:
     """Returns each judge's matrix [judge, true class, verdict] from corrected class 1 probabilities and gold labels.
 
-    Per judge and verdict, class 1's fraction is the mean probability plus the gold labels' mean residual, shrunk by
-    `DOUBT`. Steps have weight `weight_N`. Given a judge's verdict, gold labels must be a random sample; they may favour
-    a verdict, e.g. steps that one judge calls wrong.
+    Verdicts are 0 or 1; others are missing. Per judge and verdict, class 1's fraction is the mean probability plus the
+    gold labels' mean residual, shrunk by one pseudo-count (`DOUBT`). Steps have weight `weight_N`. Given a judge's
+    verdict, gold labels must be a random sample; they may favour a verdict, e.g. steps that one judge calls wrong.
     """
     weight_N = np.ones(len(verdict_NJ)) if weight_N is None else weight_N
     said_NJV = (verdict_NJ[..., None] == np.arange(2)) * weight_N[:, None, None]
@@ -163,7 +163,7 @@ def matrices(
 
 
 def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Returns log(p / (1 - p)), at most `MOST` from 0."""
+    """Returns log(p / (1 - p)), clipped to [-12, 12] (`MOST`)."""
     return np.clip(scipy.special.logit(probability_N), -MOST, MOST)
 
 

@@ -243,10 +243,10 @@ def label_teacher(model: Path, input: Path, output: Path) -> dict:
 def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: str) -> dict:
     """Labels a file with a judge's scores; counts `trees`, `labels` and `generated_tokens`.
 
-    `domain` and `rubric` are texts, stored in every record. `OUTPUT.part` is written first: the same call continues it,
-    and only counts if `output` is complete. Raises FileNotFoundError if `input` is absent, RecordError for an invalid
-    record, ValueError if a text is blank, the input empty, or `output` of another request; PolicyError if every
-    critique of `CHUNK` records failed.
+    `domain` and `rubric` are texts, stored in every record but not shown to the judge. `OUTPUT.part` is written first:
+    the same call continues it, and only counts if `output` is complete. Raises FileNotFoundError if `input` is absent,
+    RecordError for an invalid record, ValueError if a text is blank, the input empty, or `output` of another request;
+    PolicyError if every critique of a batch of 64 records failed.
     """
     if not domain.strip() or not rubric.strip():
         raise ValueError("labels of a judge need a domain, and a rubric that defines a correct step")
@@ -358,7 +358,7 @@ def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubr
     """Labels every node with the judge's score in [0, 1]; nodes without a readable critique stay unlabelled.
 
     Returns new trees of semantics `correctness`. Each stores the critiques and their counts under `judge` in its
-    `extra`, and `domain` and `rubric`. Raises PolicyError if every critique failed.
+    `extra`, and `domain` and `rubric`, which the judge does not see. Raises PolicyError if every critique failed.
     """
     results = []
     for tree, judgement in zip(trees, judge.judgements(trees), strict=True):
@@ -391,7 +391,7 @@ def load_reference(path: str | os.PathLike, dtype: Dtype = "float32") -> PRM:
 
 
 def with_log_probabilities(reference: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Stores the log-probability of the chain up to each node, in nats, in the node's `extra` (key `REFERENCE`).
+    """Stores the log-probability of the chain up to each node, in nats, in the node's `extra["reference"]`.
 
     The tree's `extra` gets the model's name under the same key. Returns new trees of kind `tree`. Raises ValueError for
     a trajectory.
@@ -494,7 +494,8 @@ def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
 def threshold_of(tree: ReasoningTree, threshold: float | None) -> float:
     """Returns `threshold`, below which a label is an error, or if None the default of the tree's semantics.
 
-    Raises ValueError if the semantics have no default (`THRESHOLDS`).
+    `THRESHOLDS`: 0.5 for `correctness`, 0 for `rating`, the least positive float for `value` (an error is exactly 0).
+    Raises ValueError for other semantics.
     """
     threshold = THRESHOLDS.get(tree.semantics) if threshold is None else threshold
     if threshold is None:

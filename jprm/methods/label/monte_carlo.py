@@ -178,8 +178,8 @@ class Rollouts(KeptPolicy):
     def draw(self, requests: Sequence[tuple[Prefix, int, int]], *, tolerated: int = 0) -> list[list[Sample]]:
         """Returns rollouts start .. start + count - 1 for every (prefix, start, count), except failed ones.
 
-        One list per request, in order; shorter than `count`, or [], if rollouts failed. Waits for the policy. A batch
-        is written to disk before it is used.
+        `start` counts from 0. One list per request, in order; shorter than `count`, or [], if rollouts failed. Waits
+        for the policy. A batch is written to disk before it is used.
 
         Args:
           tolerated: consecutive prefixes at which a policy that has worked before may fail.

@@ -42,7 +42,8 @@ _SENDERS = {"human": "user", "gpt": "assistant"}
 def role_content(message: Any) -> Any:
     """Converts a message in ShareGPT's form to `role` and `content`, like LLaMA-Factory; returns others unchanged.
 
-    E.g. `{"from": "human", "value": "2 + 2?"}` becomes `{"role": "user", "content": "2 + 2?"}`.
+    E.g. `{"from": "human", "value": "2 + 2?"}` becomes `{"role": "user", "content": "2 + 2?"}`. An unknown sender is
+    kept as the role.
     """
     if not isinstance(message, Mapping) or "role" in message or not isinstance(message.get("from"), str):
         return message

@@ -166,7 +166,8 @@ def content_of(message: Mapping[str, Any]) -> str:
 def steps_of(message: Mapping[str, Any], segment: str) -> list[str]:
     """Splits a turn into step texts; joined, they equal its content. A turn without text is one step.
 
-    `message` must be checked. `segment` is `turn` (one step), `parts` (the content's parts), or a rule of `jprm.steps`.
+    `message` must be checked. `segment` is `turn` (one step), `parts` (the content's parts), `auto`, or a rule of
+    `jprm.steps`.
     """
     text = content_of(message)
     if segment == "parts":
@@ -181,7 +182,7 @@ def check_answer(
     """Checks a message against the call ids of the last turn; returns the `ids` for the next message.
 
     They are the keys of a dict; None before the first turn. {} if the turn has no calls or a call has no id: then tools
-    may answer under any id.
+    may answer under any id. A tool message without an id passes.
 
     Raises RecordError if a tool message comes before any turn, or its `tool_call_id` is not a call of the last turn.
     """
@@ -293,7 +294,8 @@ OF_LEAVES = ("answer", "id")
 def messages_of(tree: ReasoningTree, path: Sequence[int]) -> list[dict[str, Any]]:
     """Returns the messages along a path for a chat template: `role`, `content` (text or null) and e.g. `tool_calls`.
 
-    `path` has node indices from the first message on, e.g. by `jprm.tree.path_to`. Keys in `OWN_KEYS` are left out.
+    `path` has node indices from the first message on, e.g. by `jprm.tree.path_to`. jprm's own keys are left
+    out, e.g. labels and scores (`OWN_KEYS`).
     """
     messages = []
     for group in nodes_of_messages(tree, path):
@@ -342,7 +344,8 @@ def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
 
     `records` must come from `read_trajectory`. Messages are shared if the model reads the same text. Two identical
     trajectories still get two leaves. Shared turns take labels and scores from the first trajectory. The tree keeps the
-    keys that are equal in all trajectories; a different `answer` or `id` goes to the leaf.
+    keys that are equal in all trajectories; a different `answer` or `id` goes to the leaf, any other differing key is
+    lost.
 
     Raises ValueError if the trajectories differ in tools, segment or semantics, IndexError if there are no records.
     """
@@ -381,7 +384,8 @@ def tree_of_trajectories(records: Sequence[Mapping[str, Any]]) -> ReasoningTree:
 def as_messages(tree: ReasoningTree) -> ReasoningTree:
     """Converts a tree of steps to a tree of messages; returns a tree of messages unchanged.
 
-    The problem becomes a user message, and each chain one turn. A newline joins a step to the next one.
+    The problem becomes a user message, after the system message if there is one, and each chain one turn. A newline
+    joins a step to the next one. The result has kind `tree` and segment `parts`.
     """
     if tree.of_messages:
         return tree
