@@ -176,8 +176,9 @@ Answers = dict[int, tuple[str | None, bool | None]]
 def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
     """Chooses among the chains that finished within the token budget.
 
-    `how` is "best" (the highest score by `rule`), "majority", or "weighted", a vote weighted by score. A vote returns
-    the winning answer's best chain; without answers, the best of all. Votes count equivalent answers as one, as
+    `how` is "best" (the highest score by `rule`, among chains with an answer if there are any), "majority", or
+    "weighted", a vote weighted by score; any other name counts as "weighted". A vote returns the winning answer's best
+    chain; without answers, the best of all. Votes count equivalent answers as one, as
     evaluations do (`jprm.methods.evaluate.votes.answer_classes`). If there is no such chain, the result has the reason.
     `answers` must be `answers_of(tree)`.
 
