@@ -52,7 +52,7 @@ class Refine:
 
 
 def weakest(score_P: Sequence[float]) -> int:
-    """Returns the index (from 0) of the lowest score, the first if tied. Scores must not be NaN. ValueError if empty."""
+    """Returns the index (from 0) of the lowest score, the first if tied. No score may be NaN. ValueError if empty."""
     return min(range(len(score_P)), key=lambda i: score_P[i])
 
 
