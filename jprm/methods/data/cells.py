@@ -29,9 +29,10 @@ def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, withi
 
     `kinds` are the allowed types; with `type(None)` an absent or null value gives None.
 
-    A path through a list of objects returns the list of their values. A boolean does not pass as an integer. A float
-    without a fraction does, since pandas stores integers as floats if a column has gaps. A CSV cell becomes a list or
-    object if it has brackets, else text if `str` is allowed, else a boolean or number (`_cell_as`).
+    A path through a list of objects returns the list of their values, None for an object without it. A boolean does not
+    pass as an integer. A float without a fraction does, since pandas stores integers as floats if a column has gaps. A
+    CSV cell becomes a list or object if it has brackets, else text if `str` is allowed, else a boolean or number. If
+    `str` comes before `list` in `kinds`, only a list of objects is parsed.
 
     within: the path of `item` itself, for error messages, e.g. `steps[3].`.
 
@@ -280,12 +281,13 @@ _SAID = (
 
 
 def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
-    """Converts a label to a number; null, "" and words such as "n/a", "nan" and "none" give None.
+    """Converts a label to a number; null and the texts in `NULLS`, e.g. "", "n/a" and "nan", give None.
 
-    Words and booleans become 1 or 0, e.g. "correct" and "no". With semantics `rating` they become 1, 0 ("neutral") or
-    -1. A number, also as text, is returned as it is, unchecked. `semantics` is one of `jprm.tree.SEMANTICS`.
+    Booleans and the words in `POSITIVE` and `NEGATIVE`, in any case, become 1 or 0, e.g. "correct" and "no". With
+    semantics `rating` they become 1 or -1, and "neutral" 0. A number, also as text, is returned as it is, unchecked.
+    `semantics` is one of `jprm.tree.SEMANTICS`.
 
-    Raises RecordError with the name `field` if the value is not a label.
+    Raises RecordError with the name `field` if the value is not a label, e.g. "neutral" with other semantics.
     """
     word = value.strip().lower() if isinstance(value, str) else None
     worst = -1.0 if semantics == "rating" else 0.0

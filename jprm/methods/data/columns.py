@@ -101,8 +101,8 @@ def optional_columns(options: ColumnOptions) -> list[str]:
 def parse_columns(item: Any, where: str, options: ColumnOptions) -> Iterator[Record]:
     """Yields one or several chains, a pool, or a problem, read from the named columns.
 
-    Other columns are kept; if their name has a meaning in records, they move into `columns`. Of several chains, each
-    gets the item's `id` with its number, e.g. "7.0".
+    Other columns are kept; if their name has a meaning in records, e.g. `answer` or `outcome`, they move into
+    `columns`. Of several chains, each gets the item's `id` with its number, e.g. "7.0".
 
     Raises RecordError if a column is missing (listing those of the record) or has another type, lists differ in length,
     or a column `labels` is not named by an option.
@@ -402,6 +402,10 @@ def parse_layout(
     item: Mapping[str, Any], where: str, empty_samples: Literal["error", "drop"]
 ) -> Iterator[Record] | None:
     """Returns an iterator over the one pool of another project's record; None if its keys fit no layout.
+
+    Beside a problem, the samples must be a list under `completions` (search-and-learn), `responses` (its_hub), `resps`
+    (lm-evaluation-harness), `code` (Qwen2.5-Math) or `answers` (RLHFlow). Of a reference answer, only the text after
+    `####` is kept.
 
     With `empty_samples` `drop`, samples without steps are left out and counted in the pool's `empty_samples`. The
     iterator raises RecordError if a field has another type, or lists differ in length.

@@ -23,7 +23,10 @@ _SHEPHERD = re.compile(r"\s*Step 1\s*:")
 
 
 def normalise(text: str) -> str:
-    """Returns the text in lower case, with single spaces, without `$`, `\\left`, `\\right` and LaTeX's spaces."""
+    """Returns the text in lower case, without `$`, `\\left`, `\\right` and `\\!`, and with single spaces.
+
+    LaTeX's spaces, e.g. `~`, `\\,` and `\\quad`, count as spaces.
+    """
     return " ".join(_SPACE.sub(" ", _NOTHING.sub("", text.lower())).split())
 
 
@@ -70,7 +73,8 @@ class Texts:
 def problems_of(item: Any) -> Iterator[str]:
     """Yields the problem texts of one item from any supported source, not normalised; a text may come twice.
 
-    Nothing for an item that is no object, or has no known key, e.g. `problem` or `question`.
+    Reads `problem`, `question` (also as an object), `prompt`, `original_question`, `modified_question`, `input` (up to
+    "Step 1:") and, without `problem` and `question`, the first user message. Other items yield no text.
     """
     if not isinstance(item, dict):
         return

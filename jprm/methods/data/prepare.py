@@ -120,8 +120,9 @@ def prepare(
       overwrite: replace an existing folder; the old one stays until the new one is complete.
       duplicates: `drop` leaves out records that repeat the problem and steps of an earlier record.
       near: the Jaccard similarity from which `exclude` and `duplicates` treat texts as equal (`overlap.Texts`).
-      parts: the fraction of problems in each part, e.g. `{"held_out": 0.1}`. `out` then holds one folder per part, and
-        `train` with the other problems. The report of `train` is returned.
+      parts: the fraction of problems in each part, e.g. `{"held_out": 0.1}`, below 1 in all; a hash of the problem
+        chooses. `out` then holds one folder per part, and `train` with the other problems. The report of `train` is
+        returned.
       console: by default prints to stderr.
       options: reader options, and `split`, the list to read if the file holds several splits.
 
@@ -428,8 +429,8 @@ def is_url(source: str | os.PathLike) -> bool:
 def resolved(url: str) -> str:
     """Returns the HTTP address of `hf://datasets/OWNER/NAME[@REVISION]/FILE`; other URLs unchanged.
 
-    The environment variable HF_ENDPOINT names a mirror of the Hugging Face Hub. Raises ValueError for other `hf://`
-    forms.
+    The revision is by default `main`. The environment variable HF_ENDPOINT names a mirror of the Hugging Face Hub.
+    Raises ValueError for other `hf://` forms.
     """
     if not url.startswith("hf:"):
         return url
@@ -523,7 +524,8 @@ class Records(tfds.core.GeneratorBasedBuilder):
 def write_folder(folder: pathlib.Path, records: Iterable[tuple[str, Record]]) -> int:
     """Writes (unique key, record) pairs into an existing local folder, in order; returns their number.
 
-    For 0 pairs no files are written. Not atomic: the caller must remove the folder after an error.
+    The folder becomes a TFDS dataset, split `train`, of one JSON text (`record`) each. For 0 pairs no files are
+    written. Not atomic: the caller must remove the folder after an error.
 
     Raises:
       Exception: an error of the iterable, unchanged.

@@ -113,9 +113,9 @@ class Reader:
           rejects: required for `skip`.
           on_drop: called with the reason for each dropped item.
           on_left_out: called with each `LeftOut` of an accepted item.
-          on_bytes: called with the size of each item, for progress.
-          split: the list to read if the file holds several splits.
-          first_of: the ids of records in earlier files with their places, to which this file's are added.
+          on_bytes: called with each item's size in bytes, uncompressed, also if it is rejected.
+          split: the list to read if the file holds several splits; a reader's own `items` ignores it.
+          first_of: with `unique_ids`, ids in earlier files and their places, to which this file's are added.
           options: fields of `self.options`.
 
         Raises:
@@ -248,8 +248,10 @@ def read_items(path: str | os.PathLike, split: str | None = None) -> Iterator[tu
     """Yields (number from 1, JSON) for every item of a file.
 
     - A JSON list (first byte `[`) yields its elements, numbered by line. A list of messages is one item.
-    - A single JSON object yields the elements of its lists if it has several (e.g. one per subject in Mr-Ben), or one
-      under a name in `_LISTS`; otherwise it is one item. If the lists are splits, `split` must name one.
+    - A single JSON object yields the elements of all its lists if it has only lists (e.g. one per subject in Mr-Ben),
+      or of the one under `data`, `dataset`, `entries`, `examples`, `instances`, `items`, `problems`, `questions`,
+      `records`, `results` or `rows`; its other keys are then ignored. Otherwise, or with a record's key such as
+      `problem` or `steps`, it is one item. If the lists are splits, e.g. `train` and `test`, `split` must name one.
     - Tables are Parquet and Arrow (`read_rows`) and CSV (`read_csv`).
     - A folder must be written by `jprm prepare`. A file in a bucket is copied to this machine first.
     - If a list is broken, its rest is the last item, which `jprm.io.jsonl.parse` rejects.
@@ -376,8 +378,8 @@ def _skip(text: str, at: int, separator: str) -> int:
 def read_csv(path: pathlib.Path) -> Iterator[tuple[int, bytes]]:
     """Yields (line number, JSON object) for every row of a .csv or .tsv file; the first row must name the columns.
 
-    Cells stay text until a reader asks for a type (`cells.py`). Empty cells and columns without a name (such as the
-    index that pandas writes) are left out.
+    Cells stay text until a reader asks for a type (`cells.py`). Empty rows and cells, and columns without a name (such
+    as the index that pandas writes), are left out.
 
     Raises RecordError if a row has a different length from the first, or the file is not UTF-8.
     """

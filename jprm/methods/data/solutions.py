@@ -47,8 +47,9 @@ def parse_gsm8k(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record
 def parse_solutions(item: Any, where: str, options: Gsm8kOptions) -> Iterator[Record]:
     """Yields one pool from `example_model_solutions.jsonl`: {"problem", "answer", "samples"}, a sample per model.
 
-    A sample has `steps` (lines without the answer's), `answer` (null if none is stated), `generator` (the model) and
-    `correct`. Other keys are left out. Raises RecordError if a key is missing.
+    An item is {"question", "ground_truth", MODEL: {"solution", "is_correct"}, ...}; answers follow "A:". A sample has
+    `steps` (lines without the answer's), `answer` (null if none is stated), `generator` (the model) and `correct`.
+    Other keys are left out. Raises RecordError if a key is missing.
     """
     truth = take(item, "ground_truth", str, where).rpartition("A:")[2].strip()
     samples = []
@@ -133,7 +134,9 @@ class ProgramOptions:
 
 
 def parse_program(item: Any, where: str, options: ProgramOptions) -> Iterator[Record]:
-    """Yields the record with its `tests`; splits a whole solution into `steps`, and sets `correct` to true if absent.
+    """Yields the record with its `tests`; splits a whole solution, if there is one, into `steps`.
+
+    They have no blank lines, and spaces for tabs; `correct` is then true unless the item has it.
 
     The keys decide the layout:
 

@@ -3,6 +3,9 @@ VersaPRM, ActPRM, GenPRM and UltraInteract.
 
 Layouts follow the published code that reads or writes these files; a reader's docstring states any choice it makes.
 The files are not part of jprm. `columns` (`readers.py`) reads many others.
+
+Keys with a meaning in records, which most of these readers leave out: `problem`, `steps`, `labels`, `samples`, `nodes`,
+`semantics`, `prompt`, `completions`, `messages`.
 """
 
 from __future__ import annotations
@@ -26,11 +29,12 @@ _FIRST = re.compile(r"Step 1\s*:")
 
 
 def parse_math_shepherd(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain, {"problem", "steps", "labels", "semantics": "value"}, with labels 1 and 0.
+    """Yields one chain from {"input", "label"}, with labels 1 and 0 and semantics `value`.
 
-    A step is the text between two tags, with its number ("Step 2: "), stripped. If the last step states the answer, its
-    label is also `correct`, since no completion follows it. OpenRLHF's copy has a list with one entry per tag (`value`,
-    `label` or `labels`) instead of the second text. Other keys are kept.
+    A step is the text between two tags `ки` in `input`, with its number ("Step 2: "), stripped; `label` repeats the
+    text with + or - for each tag. If the last step has "The answer is", its label is also `correct`, since no
+    completion follows it. OpenRLHF's copy has a list with one entry per tag (`value`, `label` or `labels`) instead of
+    the second text. Other keys are kept.
 
     Raises RecordError if the texts differ in more than the tags, or if no tag or problem is found.
     """
@@ -82,10 +86,11 @@ _PROCESSBENCH = "https://huggingface.co/datasets/Qwen/ProcessBench/resolve/main/
 
 
 def parse_processbench(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
-    """Yields one chain: label 1 before the first wrong step, 0 at it, null after.
+    """Yields one chain from {"problem", "steps", "label", "final_answer_correct"}.
 
-    `first_error` is the index of that step, -1 if every step is right. `correct` is true if the final answer is
-    correct, even if a step is wrong. A wrong answer must have a wrong step. Other keys are kept.
+    Steps before the first wrong one (`label`, from 0) get label 1, it gets 0, later ones null. `first_error` is its
+    index, -1 if every step is right. `correct` is true if the final answer is correct, even if a step is wrong. A wrong
+    answer must have a wrong step. Other keys are kept.
 
     Raises RecordError if it has none, or a key is missing or out of range.
     """
@@ -131,9 +136,9 @@ class PrmbenchOptions:
 def parse_prmbench(item: Any, where: str, options: PrmbenchOptions) -> Iterator[Record]:
     """Yields one chain, labelled 0 at the error steps (1-based in the file) and 1 elsewhere; keeps all other keys.
 
-    Its `problem` and `steps` are the question and process that `process` chooses.
-
-    A chain must have an error step, unless its class is `multi_solutions`; with `process=original` all labels are 1.
+    Its `problem` and `steps` are `modified_question` and `modified_process`, or the `original_` ones with
+    `process=original`, where all labels are 1. A modified chain must have one of `error_steps`, unless its
+    `classification` is `multi_solutions` or absent.
 
     Raises RecordError if it has none, if one is outside the chain (with `outside=error`), or if a key is missing.
     """
@@ -195,7 +200,7 @@ def parse_prm800k(item: Any, where: str, options: Prm800kOptions) -> Iterator[Re
     `human_written` if the labeler wrote it. `chosen` marks the completion that continues the path; if no completion is
     chosen, the labeler's step continues it. A completion ends a solution if it contains "# Answer", or if it is the
     last on the path and `finish_reason` is `solution`. Its `correct` is false if a step on its path is rated -1,
-    unknown if one is unrated, and true otherwise. Other keys are kept.
+    unknown if one is unrated, and true otherwise. `ground_truth_answer` becomes `answer`; other keys are kept.
 
     Raises `Dropped` for a control question (with `drop`) or if there is no completion, and RecordError if the item has
     another form, or a step follows one without a choice.
@@ -350,10 +355,11 @@ def _dialogue(item: Any, where: str, reply: str) -> tuple[list[str], list[str]]:
 def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain from {"conversations"}: each user turn is a step, and the assistant answers + or -.
 
-    The first turn also holds the problem, which ends at "Step 1:" (Mistral data) or at the last blank line (Deepseek
-    data). The labels + and - are Monte Carlo rollouts' (semantics `value`), words such as FoVer's "correct" are
-    verdicts (semantics `correctness`). Turns may have ShareGPT's form (`role_content`). System messages are left out,
-    and other keys kept unless they have a meaning in records.
+    Answers may also be words in `cells.POSITIVE` and `cells.NEGATIVE`. The first turn also holds the problem, which
+    ends at "Step 1:" (Mistral data) or at the last blank line (Deepseek data). If all are + and -, they are Monte Carlo
+    rollouts' (semantics `value`), else verdicts such as FoVer's "correct" (semantics `correctness`). Turns may have
+    ShareGPT's form (`role_content`). System messages are left out, and other keys kept unless they have a meaning in
+    records (listed in the module).
 
     Raises RecordError if the turns do not alternate, an answer is no such word, or the problem's end is not found.
     """
@@ -376,9 +382,9 @@ def parse_rlhflow(item: Any, where: str, options: NoOptions) -> Iterator[Record]
 def parse_er_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain from {"text", "value"}: problem and steps separated by `ки`, and numbers of the first steps.
 
-    The numbers are entropy-regularised rewards from 0 to 1: semantics `value`. Train with the target `soft`;
-    `entropy` would regularise them again. Steps after the last number get no label. Other keys are kept unless they
-    have a meaning in records.
+    The numbers are entropy-regularised rewards from 0 to 1: semantics `value`. Train with the target `soft`; `entropy`
+    would regularise them again. Steps after the last number get no label. Other keys are kept unless they have a
+    meaning in records (listed in the module).
 
     Raises RecordError if a step is blank, there are more numbers than steps, or the problem's end is not found.
     """
@@ -401,12 +407,13 @@ def parse_math_aps(item: Any, where: str, options: NoOptions) -> Iterator[Record
 
     - {"question", "process", "label": ["+"]}: a prefix of a chain; only its last step is labelled. Steps are
       paragraphs. + means a Monte Carlo value above one half. Each prefix is a separate record.
-    - {"question", "process", "labels"}: a chain with a tag after each step, and one label per step.
+    - {"question", "process", "labels"}: a chain with a tag `ки` after each step, and one label per step.
     - {"question", "reasoning_steps"}: a tree, either as a list of states with `solution_prefix` and `mc_value`, or as
       nested nodes with `text`, `mc_value` and `children`, where the root is the question. `final_answer` becomes
       `answer`.
 
-    Other keys are kept unless they have a meaning in records. Raises RecordError if the item has another form.
+    Other keys are kept unless they have a meaning in records (listed in the module). Raises RecordError if the item has
+    another form.
     """
     if isinstance(item, Mapping) and ("reasoning_steps" in item or "children" in item):
         yield _aps_tree(item, where)
@@ -481,9 +488,9 @@ def _nested(root: Mapping[str, Any], where: str) -> list[dict]:
 def parse_versa_prm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain from {"question", "chain_of_thoughts", "labels"}: 1 is label 1; -1 and 0 are label 0.
 
-    The lists may be written as text. `parsed_answer_correctness` becomes `correct`. If `chain_of_thoughts` is a list of
-    {"steps", "labels"}, each is a chain; its labels may be null or absent. Other keys are kept unless they have a
-    meaning in records.
+    The lists may be written as text. `parsed_answer_correctness` becomes `correct` if it is a boolean; a `correct` in
+    the file is left out. If `chain_of_thoughts` is a list of {"steps", "labels"}, each is a chain, without `correct`;
+    its labels may be null or absent. Other keys are kept unless they have a meaning in records (listed in the module).
 
     Raises RecordError if a list cannot be read, or its labels are other numbers or not one per step.
     """
@@ -532,10 +539,11 @@ class ActPrmOptions:
 
 
 def parse_act_prm(item: Any, where: str, options: ActPrmOptions) -> Iterator[Record]:
-    """Yields a chain from {"question", "steps", "hard_labels" or "soft_labels"}; null labels fill up a short list.
+    """Yields a chain from {"question", "steps", "hard_labels", "soft_labels"}, with the labels in `options.labels`.
 
-    Other keys are kept unless they have a meaning in records; `correct` is left out. Raises RecordError if a key is
-    missing, or there are more labels than steps.
+    Steps after the last label get null; semantics are `correctness`. Other keys are kept unless they have a meaning in
+    records (listed in the module); `correct` is left out. Raises RecordError if a key is missing, or there are more
+    labels than steps.
     """
     steps, labels = take(item, "steps", list, where), take(item, options.labels, list, where)
     if len(labels) > len(steps):
@@ -555,9 +563,10 @@ _VERDICT = re.compile(r"\\boxed\{\s*(Yes|No)\s*\}")
 def parse_genprm(item: Any, where: str, options: NoOptions) -> Iterator[Record]:
     """Yields one chain from {"conversations"}: each user turn is a step, answered by a critique.
 
-    The last box in a critique must be Yes (label 1) or No (label 0). The first turn is "Question: ", the problem, a
-    blank line and the first step. Critiques are not stored; `jprm label critique` stores those of a judge. Other keys
-    are kept unless they have a meaning in records.
+    The last `\\boxed{Yes}` (label 1) or `\\boxed{No}` (label 0) in a critique counts, spelt so; other boxes are
+    ignored. The first turn is "Question: ", the problem, a blank line and the first step. "Paragraph 1: " etc. before a
+    step is removed. Critiques are not stored; `jprm label critique` stores those of a judge. Other keys are kept unless
+    they have a meaning in records (listed in the module).
 
     Raises RecordError if the turns do not alternate, a critique has no such box, or the problem's end is not found.
     """
@@ -583,8 +592,8 @@ def parse_ultra_interact(item: Any, where: str, options: NoOptions) -> Iterator[
     """Yields one pool of two samples from {"trajectory", "chosen", "rejected"}: one correct, one incorrect.
 
     `trajectory` must have exactly one turn, the problem; longer ones hold tool answers and are refused. Steps begin
-    with "Step 1:", "Step 2:" etc.; without these a sample is one step. Other keys are kept unless they have a meaning
-    in records.
+    with "Step 1:", "Step 2:" etc.; without these a sample is one step. `answer` is left out; other keys are kept unless
+    they have a meaning in records (listed in the module).
 
     Raises RecordError for more turns, a missing key or a blank sample.
     """

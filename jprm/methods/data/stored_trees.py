@@ -69,10 +69,10 @@ def shard_name(index: int, count: int) -> str:
 
 
 def write_shard(path: str | os.PathLike, trees: Iterable[TokenTree], extras: Sequence[str]) -> dict[str, int]:
-    """Writes trees, with the arrays named in `extras`, into a local file, which is replaced (not atomically).
+    """Writes trees, with the arrays named in `extras`, into a local ArrayRecord file, replaced (not atomically).
 
-    Returns the counts `records`, `tokens`, `steps` and `labelled` (steps with a weight). Errors of the iterable pass;
-    the file is then incomplete. Raises KeyError if a tree lacks one of `extras`.
+    Returns the counts `records`, `tokens`, `steps` and `labelled` (steps with a non-zero weight). Errors of the
+    iterable pass; the file is then incomplete. Raises KeyError if a tree lacks one of `extras`.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -201,7 +201,8 @@ def cached_trees(
       folder: on this machine; ValueError for a bucket.
       trees: consumed only if they are not cached yet.
       total: their number, for the progress bar.
-      about: the JSON settings that the trees depend on, including their `extras`.
+      about: JSON settings that identify the trees, including their `extras`. They must name the data too: a cache with
+        equal settings is returned without a look at `trees`.
 
     While another process writes the same trees, waits for it. The folder of a setting appears once it is complete.
     Raises ValueError for a damaged cache; errors of `trees`, and OSError of writing, pass.
@@ -306,7 +307,7 @@ class ShardOrder:
         return self._shards.read(readers[member], place - starts[member])
 
     def members(self, group: int) -> list[int]:
-        """Returns the indices of the shards in group `group` (from 0); over two epochs one may occur twice."""
+        """Returns the folder's indices of the shards in group `group` (from 0); over two epochs one may occur twice."""
         (k, n), count, trees = self._stream, len(self._shards.records), []
         for i in range(group * self._together, (group + 1) * self._together):
             epoch, place = divmod(k + n * i, count)

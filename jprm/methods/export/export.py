@@ -69,7 +69,8 @@ def export(
 ) -> Place:
     """Writes the model in a run's folder as a new folder `out`, atomically; either may be in a bucket. Returns `out`.
 
-    `model` may also be a language model (GGUF file or Hugging Face folder), which is written for transformers and vLLM.
+    `model` may also be a policy's run or a language model (GGUF file or Hugging Face folder); `format` must then be
+    `transformers`.
 
     A repeated call continues a stopped export, keeping whole shards, and checks a finished one against its SHA256SUMS
     (as `sha256sum -c`). A matrix larger than `shard_bytes` gets its own file.
@@ -198,7 +199,8 @@ def config_json(
 ) -> dict[str, Any]:
     """Returns config.json's content: the decoder's fields, architecture and labels (`id2label`, `label2id`).
 
-    `format` must not be `peft`, which has no config.json. Raises ValueError with the field the format cannot express.
+    `format` must not be `peft`, which has no config.json. Raises ValueError with the field the format cannot express,
+    or if the PRM was loaded in fewer bits, e.g. as `int8`.
 
     RoPE is written as in transformers 4, which transformers 5 and vLLM also read. vLLM serves an architecture that ends
     in ForTokenClassification as a pooling model with one score per token, without further fields.
@@ -246,8 +248,8 @@ def two_layers(head: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns Linear(D, D), ReLU, Linear(D, C) as torch's `0.weight`, `0.bias`, `2.weight`, `2.bias`.
 
     A weight is (out, in), all are float32. They are the head's own two layers, or a linear head in 2 C of D hidden
-    units: a logit z equals relu(z) - relu(-z); one of the two is 0, so there is no rounding. `head` has `kernel` and
-    `bias`, maybe `hidden_kernel` and `hidden_bias`.
+    units: a logit z equals relu(z) - relu(-z); one of the two is 0, so there is no rounding. `head` has `kernel`
+    (D, C) and `bias` (C,), maybe `hidden_kernel` (D, D) and `hidden_bias` (D,).
 
     Raises ValueError if a linear head has D < 2 C.
     """
@@ -376,7 +378,7 @@ and a newline, encoded one by one without special tokens.
 """
 
 
-def card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: str) -> str:
+def card(prm: PRM, experiment: Experiment, labels: tuple[str, ...], format: Format) -> str:
     """Returns a PRM's README.md for a `Format`, with the metrics and benchmark reports in its run's folder.
 
     `labels` are the head's classes in order. Raises ValueError if a report is damaged.

@@ -54,7 +54,7 @@ CONTROL = re.compile(
 
 
 def guarded(text: str) -> str:
-    """Disarms the tokens of `CONTROL` by a blank after the first character, e.g. `<|im_end|>` to `< |im_end|>`."""
+    """Disarms the tokens of `CONTROL` by a space after the first character, e.g. `<|im_end|>` to `< |im_end|>`."""
     return CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
@@ -110,10 +110,13 @@ def render(
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """A rendered conversation up to the end of a turn, and the assistant turns within it."""
+    """A rendered conversation up to the end of a turn, and the assistant turns within it.
+
+    turns: (index of the message from 0, where the assistant's text begins in `text`, one past its end), in characters.
+    """
 
     text: str
-    turns: list[tuple[int, int, int]]  # index of the message, where the assistant's text begins, one past its end
+    turns: list[tuple[int, int, int]]
 
 
 def render_turns(
@@ -126,8 +129,8 @@ def render_turns(
     """Renders the conversation up to each turn of the assistant, in as few texts as possible, the longest first.
 
     With `last`, renders only up to the last turn: rendering all turns takes quadratic time. Without a turn the result
-    is []. Each message must have `role` and `content`. Waits for a separate process, which has 10 s, and 0.1 s a
-    turn.
+    is []. Spans count characters of their text. Each message must have `role` and `content`. Waits for a separate
+    process, which has 10 s, and 0.1 s a turn.
 
     A turn is contained in a later turn's text if that text begins with the rendering up to the turn. With tools, the
     template for tools is used if there is one, as in transformers. A null content beside calls or thoughts becomes "",

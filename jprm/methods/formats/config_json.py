@@ -211,7 +211,7 @@ class Fields:
         self.path, self.fields, self.inside = path, fields, inside
 
     def refuse(self, name: str, reason: str) -> ValueError:
-        """Returns the ValueError `FILE: NAME REASON`, which the caller must raise."""
+        """Returns the ValueError `FILE: INSIDE.NAME REASON`, which the caller must raise."""
         return ValueError(f"{self.path}: {self.inside}{name} {reason}")
 
     def has(self, name: str) -> bool:
@@ -348,7 +348,7 @@ def local_ropes(fields: Fields, family: Family, windows: tuple[int, ...]) -> dic
 def rope(fields: Fields, known: Collection[str] = ()) -> tuple[float, RopeScaling]:
     """Returns (theta, scaling), from `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (4).
 
-    Without any of them theta is 10,000 and there is no scaling.
+    Kinds are `default` (no scaling), `linear`, `llama3` and `yarn`. Without any field theta is 10,000, unscaled.
 
     known: further keys that are read elsewhere; `mscale` and `mscale_all_dim` must be equal.
 
@@ -401,6 +401,7 @@ def experts_of(
 ) -> dict[str, Any]:
     """Returns {"mlps", "experts"}: each layer's kind, "dense" or "experts", and the `ExpertsConfig`.
 
+    Reads `num_experts` or else `num_local_experts`, `num_experts_per_tok`, `decoder_sparse_step` and `mlp_only_layers`.
     `width` is the name of the field with an expert's width. The last three arguments are fields of `ExpertsConfig`:
     whether the chosen experts' weights add up to 1, the width of the shared expert and the clamp (0: none).
 

@@ -128,7 +128,7 @@ def alternating(every: int) -> Slides:
 
 
 def rows(name: str, sizes: Mapping[str, int]) -> dict[str, Stored]:
-    """Returns {role: Stored} for matrices in one file tensor `name`, one above the other; `sizes` are their rows."""
+    """Returns {role: Stored} for matrices in one file tensor `name`, in the order of `sizes`, their rows."""
     stored, first, whole = {}, 0, sum(sizes.values())
     for role, size in sizes.items():
         take = lambda x, a=first, b=first + size: x[a:b]  # noqa: E731
@@ -138,7 +138,10 @@ def rows(name: str, sizes: Mapping[str, int]) -> dict[str, Stored]:
 
 
 def halves(heads: int, size: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns `Stored.take` for heads whose first `size` dimensions rotate in pairs side by side, (2i, 2i + 1)."""
+    """Returns `Stored.take` for heads whose first `size` dimensions rotate in pairs side by side, (2i, 2i + 1).
+
+    It moves these to jprm's pairs, (i, i + size / 2), in an array (heads x dimensions, ...).
+    """
 
     def take(x_NX: np.ndarray) -> np.ndarray:
         x_KHX = x_NX.reshape(heads, -1, *x_NX.shape[1:])

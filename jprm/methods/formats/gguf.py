@@ -214,8 +214,7 @@ def load_decoder(path: str | pathlib.Path, config: ModelConfig, dtype: Dtype = "
     """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
     Returns a tree {"embed", "final_norm", "layers_0": {role: stack}, ...}. With dtype `gguf`, matrices keep the file's
-    own blocks (`Blocks`). The regular expression `new` must match exactly the parameters missing in the file, which are
-    left out.
+    own blocks (`Blocks`). `new` is as in `huggingface.load_decoder`.
 
     Raises OSError if the file cannot be read, and ValueError if it is damaged or unsupported, or a field or shape
     differs from `config`'s.

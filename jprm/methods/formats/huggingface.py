@@ -91,9 +91,10 @@ def load_decoder(
     """Loads the decoder's parameters, stored as `dtype`, onto the mesh that is set.
 
     Returns a tree {"embed", "final_norm", "layers_0": {role: stack}, ...}. `file` provides the tensors if they are
-    already open, or changed by a LoRA; by default the folder's are opened and compared with SHA256SUMS. The regular
-    expression `new` must match exactly the parameters missing in the files, which are left out. All names and shapes
-    are checked before any tensor is read.
+    already open, or changed by a LoRA; by default the folder's are opened and compared with SHA256SUMS. `new` is a
+    regular expression, searched in paths such as `decoder/layers_0/ROLE`: it must be found in all parameters for which
+    the format has no name (a user's own layers), which are left out. A named tensor must always be there. All names and
+    shapes are checked before any tensor is read.
 
     Raises FileNotFoundError if a file is missing, and ValueError if a checksum, a field, or a tensor's name, shape or
     type does not fit `config`.

@@ -70,8 +70,7 @@ def load_decoder(folder: str | os.PathLike, config: ModelConfig, dtype: Dtype = 
     """Loads the base model's decoder, with the LoRA merged in float32 and then stored as `dtype`, onto the mesh.
 
     Layers beyond those of `config` are omitted. All names and shapes are checked before any tensor is read. Returns a
-    tree {"embed", "final_norm", "layers_0": {role: stack}, ...}. The regular expression `new` must match exactly the
-    parameters missing in the files, which are left out.
+    tree {"embed", "final_norm", "layers_0": {role: stack}, ...}. `new` is as in `huggingface.load_decoder`.
 
     Raises FileNotFoundError if a file or the base's folder is missing, and ValueError if a checksum, field or tensor
     does not fit.

@@ -42,9 +42,10 @@ def causal_lm(
 ) -> None:  # fmt: skip
     """Writes a policy as a folder for transformers, vLLM and SGLang: tensors, config.json and tokenizer.
 
-    `positions` is the longest context in tokens; a tensor file has about `shard_bytes`. Adapters must be merged.
-    `tied_head` also writes a head equal to the embedding, for servers that exchange their parameters. The folder must
-    exist; its tensor files are kept, config.json and tokenizer files are replaced.
+    `params` has `decoder` and, if untied, `head`. `positions` is the longest context in tokens; a tensor file has about
+    `shard_bytes`. Adapters must be merged. `tied_head` also writes a head equal to the embedding, for servers that
+    exchange their parameters. The folder must exist; its tensor files are kept, config.json and tokenizer files are
+    replaced.
 
     Raises ValueError, naming the field, if no class of transformers supports the model, and OSError if writing fails.
     """
@@ -326,7 +327,7 @@ def _arranged(prefix: str, parts: list[tuple[Stored, tuple[int, ...], Callable[[
 
 
 def write_tensors(folder: pathlib.Path, tensors: list[Tensor], dtype: np.dtype, shard_bytes: int, single: str) -> None:
-    """Writes one file, named `single`, or shards of about `shard_bytes` and their index. Existing files are kept.
+    """Writes one file, named `single`, or shards of about `shard_bytes` and their index. Existing files stay, unread.
 
     Shards are `model-00001-of-00002.safetensors` etc., and the index, replaced last, `model.safetensors.index.json`.
     Each file is written atomically; the folder must exist. The host holds one shard and one stack of layers. Shows a

@@ -78,6 +78,8 @@ Recalibration = Logistic | Piecewise
 def from_json(record: Mapping[str, Any]) -> Recalibration:
     """Reads a map as `to_json` gives it, e.g. {"kind": "platt", "slope": 1.2, "intercept": 0.1}.
 
+    `temperature` has the same keys; `isotonic` and `quantile` have the lists `score` and `probability`.
+
     Raises ValueError if the record is invalid.
     """
     logistic = isinstance(record, Mapping) and record.get("kind") in get_args(LogisticKind)
@@ -85,9 +87,9 @@ def from_json(record: Mapping[str, Any]) -> Recalibration:
 
 
 def apply(recalibration: Recalibration, score: Float[np.ndarray, "*N"]) -> Float[np.ndarray, "*N"]:
-    """Returns float64 probabilities in [0, 1]. NaN stays NaN; scores of 0 and 1 map to the limits there.
+    """Returns float64 probabilities in [0, 1]. NaN stays NaN.
 
-    Raises ValueError if a score is outside [0, 1].
+    Logistic maps clip scores to [1e-9, 1 - 1e-9] (`CLIP`). Raises ValueError if a score is outside [0, 1].
     """
     score = np.asarray(score, float)
     if ((score < 0) | (score > 1)).any():

@@ -30,7 +30,11 @@ from jprm.tree import ReasoningTree, RecordError, read_records, scored, tree_of
 
 
 class Scorer(Protocol):
-    """A scorer other than `PRM`, e.g. a judge; it may leave steps without a score."""
+    """A scorer other than `PRM`, e.g. a judge; it may leave steps without a score.
+
+    A method `completed(records)`, if there is one, gets the records of a finished file if one has `judge.incomplete`
+    turns; it must yield them all, with those scored again.
+    """
 
     semantics: str
     scale: Scale
@@ -69,8 +73,8 @@ def score_file(
 
     Args:
       input: plain or gzip, or a prepared folder; also in a bucket.
-      output: the records in order, with scores; appears once it is complete. Until then it is `OUTPUT.part`, and
-        `OUTPUT.info.json` keeps the request.
+      output: the records in order, with scores as by `PRM.score_many`; appears once it is complete. Until then it is
+        `OUTPUT.part`, and `OUTPUT.info.json` keeps the request.
       on_error: `skip` copies bad lines byte for byte to `OUTPUT.rejects`, and over-long records there as JSON.
       calibrated: map scores through the map stored with the model (`jprm.methods.jobs.calibration_map`).
       prepared: the records, if `input` is only a file that identifies them, e.g. a prepared folder's report.

@@ -325,7 +325,11 @@ def _of_steps(labels: tuple[str, ...]) -> bool:
 
 
 def correct_of(labels: Sequence[str]) -> list[str]:
-    """Returns the labels that mean a correct step, in order, e.g. ["right"], maybe []; numbers have no meaning."""
+    """Returns the labels that mean a correct step, in order, e.g. ["right"], maybe [].
+
+    These are correct, correct_step, good, no_error, no_mistake, none, ok, positive, right, success, true and valid, in
+    any case, also after `step_`. Others are ignored, even "yes", "+" and "1".
+    """
     return [label for label in labels if label.lower().removeprefix("step_").replace(" ", "_") in _GOOD]
 
 
@@ -343,7 +347,7 @@ def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
     """Returns a copy with config.json's labels as channels and as outputs, and the score's label if it has no score.
 
     Raises ValueError if config.json has no labels, a blank or repeated one, or one named `score`, or if the adapter has
-    no score and not exactly one label means correct; FileNotFoundError if there is no config.json.
+    no score and not exactly one label means correct (`correct_of`); FileNotFoundError if there is no config.json.
     """
     fields = read_json(folder / CONFIG)
     table, labels = fields.get("id2label"), labels_of(fields)
@@ -364,7 +368,7 @@ def labelled(adapter: Adapter, folder: pathlib.Path) -> Adapter:
 
 
 def named(adapter: str) -> Adapter:
-    """Finds the adapter: a file `NAME.json`, a published name, or the user's own (`module:NAME`, `FILE.py:NAME`).
+    """Finds the adapter: a file `NAME.json`, a key of `PUBLISHED`, or the user's own (`module:NAME`, `FILE.py:NAME`).
 
     Raises FileNotFoundError if the JSON file is missing, and ValueError if it is invalid or the name unknown. The
     user's module is executed, and its errors pass.

@@ -171,7 +171,7 @@ def _wrong(a: Adapter) -> str:
 
 
 def to_json(adapter: Adapter) -> dict[str, Any]:
-    """Returns the record as `published.read` takes it: all fields but nulls, and but empty `labels` and `outputs`."""
+    """Returns the record as `published.read` takes it, without null fields, false `labels` and empty `outputs`."""
     fields = dataclasses.asdict(adapter)
     absent = {name for name in ("labels", "outputs") if not fields[name]}  # so that older records keep their digests
     return {name: value for name, value in fields.items() if value is not None and name not in absent}
