@@ -27,7 +27,7 @@ from jprm.methods.evaluate.votes import answer_classes, relative
 from jprm.methods.judge.critiques import KEY, ReadCritique, report
 from jprm.methods.policy.protocol import Policy, read_problems
 from jprm.methods.policy.sample_cache import KeptPolicy
-from jprm.methods.search.growing_tree import Draw, GrowingTree
+from jprm.methods.search.growing_tree import CHOICES, Draw, GrowingTree
 from jprm.methods.search.lockstep import LiveScorer, SearchConfig, search
 from jprm.score.scale import PROBABILITY_RULES
 from jprm.tree import RecordError, as_written, read_records
@@ -177,13 +177,15 @@ def choose(tree: GrowingTree, rule: str, how: str, answers: Answers) -> Result:
     """Chooses among the chains that finished within the token budget.
 
     `how` is "best" (the highest score by `rule`, among chains with an answer if there are any), "majority", or
-    "weighted", a vote weighted by score; any other name counts as "weighted". A vote returns the winning answer's best
-    chain; without answers, the best of all. Votes count equivalent answers as one, as
-    evaluations do (`jprm.methods.evaluate.votes.answer_classes`). If there is no such chain, the result has the reason.
-    `answers` must be `answers_of(tree)`.
+    "weighted", a vote weighted by score. A vote returns the winning answer's best chain; without answers, the best of
+    all. Votes count equivalent answers as one, as evaluations do (`jprm.methods.evaluate.votes.answer_classes`). If
+    there is no such chain, the result has the reason. `answers` must be `answers_of(tree)`.
 
-    Raises ValueError if a weighted vote has a negative weight, or `rule` multiplies scores outside [0, 1].
+    Raises ValueError if `how` is unknown, a weighted vote has a negative weight, or `rule` multiplies scores outside
+    [0, 1]; KeyError for an unknown rule.
     """
+    if how not in CHOICES:
+        raise ValueError(f"how is {how!r}: use one of {', '.join(CHOICES)}")
     draws = [i for i, draw in enumerate(tree.draws) if is_candidate(tree, draw)]
     if not draws:
         return Result(None, reason=_why_none(tree))

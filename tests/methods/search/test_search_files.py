@@ -330,6 +330,14 @@ def test_best_of_n_and_votes_on_one_pool():
         assert (result.answer, result.score) == (answer, pytest.approx(score))
 
 
+@pytest.mark.parametrize("how", ["Weighted", "best ", "vote", ""])
+@pytest.mark.parametrize("draws", [True, False])
+def test_choose_refuses_an_unknown_choice(how, draws):
+    tree = result_of(BestOfN(4))[0] if draws else GrowingTree(Problem("p"), 0, None)
+    with pytest.raises(ValueError, match=f"how is {how!r}: use one of best, majority, weighted"):
+        choose(tree, "prod", how, {1: ("1", True), 3: ("2", False)})
+
+
 def test_a_low_score_is_kept_as_it_is():
     _, result, _ = result_of(BestOfN(4), scores=SCORES | {"a": 3e-9, "b": 2e-8})
     assert [sample["scores"][0] for sample in result["samples"]] == [3e-9, 2e-8, 1.0, 3e-9]
