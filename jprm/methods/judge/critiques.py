@@ -363,9 +363,10 @@ class Reading:
 def read(prompt: JudgePrompt, critique: Critique, steps: int) -> Reading:
     """Reads a critique about a chain with so many `steps`; never raises for the critique's text, see `Reading.status`.
 
-    A score is the probability of the verdict's token if the policy reports log-probabilities, else 1 or 0. For prompts
-    about whole chains, steps after the first incorrect one get its score, so there are `steps` scores; for `step` there
-    is one, about the last step. A failed, truncated or unreadable critique has no scores.
+    A score is the probability of the verdict's token if the policy reports log-probabilities, else 1 or 0; on a scale,
+    as in `JudgePrompt.scale`, where 0.5 and more is `correct`. For prompts about whole chains, steps after the first
+    incorrect one get its score, so there are `steps` scores; for `step` there is one, about the last step. A failed,
+    truncated or unreadable critique has no scores.
     """
     if critique.finish_reason in ("error", "length"):
         return Reading("failed" if critique.finish_reason == "error" else "truncated")
@@ -431,6 +432,7 @@ def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | 
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
     incorrect one; for `steps`, None if there is no incorrect one and the count is not `steps`. Thoughts are skipped.
+    For a prompt with a `scale` use `read`.
     """
     text = text.partition(prompt.end)[0] if prompt.end else text
     matches = list(re.compile(prompt.verdict).finditer(text, end_of_thoughts(text)))

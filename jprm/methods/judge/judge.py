@@ -87,7 +87,8 @@ class ByCritiques:
     ) -> list[tuple[dict[str, np.ndarray], dict[str, Any]]]:
         """Returns (outputs by name, (N,) each, and the `report` on all critiques) for each tree of N nodes.
 
-        If `missing` is given, asks only about these nodes of each tree, and the other outputs are NaN.
+        If `missing` is given, asks only about these nodes of each tree (for prompts about whole chains: about paths
+        with such a node), and the other outputs are NaN. Context nodes are NaN.
 
         Raises PolicyError if every critique failed (for a rubric: every critique by one criterion).
         """
@@ -126,8 +127,8 @@ class ByCritiques:
         """Yields the scored records in order; asks again about turns without a score in incomplete ones.
 
         The critiques have new numbers, and their counts are added to the record's `judge`, whose `attempts` counts the
-        calls. `incomplete` there lists the turns that are still without a score. Complete records are unchanged. Raises
-        like `score_many`.
+        calls, from 2 on (absent after `score_many`). `incomplete` there lists the turns that are still without a score.
+        Complete records are unchanged, and chains and pools even if they lack scores. Raises like `score_many`.
         """
         records = iter(records)
         while chunk := list(itertools.islice(records, CHUNK)):
@@ -177,9 +178,9 @@ class Judge(ByCritiques):
     """A generative verifier, ready to score.
 
     A critique scores a step by the probability of its verdict's token if the policy reports log-probabilities
-    (`logprobs`), else 1 or 0. The step's score is the mean over readable critiques. Truncated, unreadable and failed
-    critiques are only counted. For prompts about whole chains, steps after the first incorrect one get its score: they
-    are not judged, and the rule `min` ignores them.
+    (`logprobs`), else 1 or 0; on a scale, as in `JudgePrompt.scale`. The step's score is the mean over readable
+    critiques. Truncated, unreadable and failed critiques are only counted. For prompts about whole chains, steps after
+    the first incorrect one get its score: they are not judged, and the rule `min` ignores them.
 
     Raises ValueError if `samples` is below 1, or a window comes with a prompt that `converses`.
     """
@@ -231,7 +232,8 @@ class Judge(ByCritiques):
     ) -> list[Judgement]:
         """Judges each tree, or only its `missing` nodes (indices per tree): other scores are NaN.
 
-        Context nodes have NaN. Raises PolicyError if every critique failed.
+        A prompt about whole chains judges all steps on a path with a missing node. Context nodes have NaN. Raises
+        PolicyError if every critique failed.
         """
         paths = [self.paths(tree) for tree in trees]
         if missing is not None:
@@ -325,7 +327,8 @@ class Judge(ByCritiques):
 def step_text(tree: ReasoningTree, node: int) -> str:
     """Returns the step at a node index as the judge sees it: in a chain, its text.
 
-    In a tree of messages: the messages since the last turn, then the turn with its tool calls, each as `[role] text`.
+    In a tree of messages: the messages since the last turn (except one equal to the problem), then the turn, each as
+    `[role] text`; a tool call is a line `call NAME(JSON)`.
     """
     if not tree.of_messages:
         return tree.nodes[node].text
@@ -341,7 +344,7 @@ def step_text(tree: ReasoningTree, node: int) -> str:
 
 
 def characters(tree: ReasoningTree) -> int:
-    """Returns the characters of a record's text: the problem, steps and context, and the calls' arguments as JSON."""
+    """Counts the characters of a record's text: the problem once, steps, context, and the calls' arguments as JSON."""
     calls = [call.get("function", call) for node in tree.nodes for call in node.extra.get("tool_calls") or ()]
     written = sum(len(json.dumps(call.get("arguments"), ensure_ascii=False)) for call in calls)
     return written + sum(len(node.text) for node in tree.nodes) + (0 if tree.of_messages else len(tree.problem))
@@ -467,7 +470,7 @@ class Rubric(ByCritiques):
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]
 
     def joined(self, judgements: Mapping[str, Judgement]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Returns a tree's outputs and report, as `reported`, from the judgements by every criterion."""
+        """Returns a tree's outputs and report, as `reported`, from {criterion's name: its judgement}."""
         weights = {name: criterion.weight for name, criterion in self.criteria.items() if criterion.weight}
         total = sum(judgements[name].score_N.astype(np.float64) * weight for name, weight in weights.items())
         score_N = np.asarray(total / sum(weights.values()), np.float32)

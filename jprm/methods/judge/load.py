@@ -26,14 +26,16 @@ _REMEDY = (
 def load_judge(path: str | os.PathLike) -> Judge | Rubric | Comparison:
     """Loads the judge in a JSON file: the settings of a policy (see `load_policy`), and a section `judge`.
 
-    If the section has `criteria`, the result is a `Rubric`; if it has `compare`, a `Comparison`. A `window` bounds the
-    questions about long runs (`jprm.methods.judge.window`).
+    Its fields are `prompt`, a name in `critiques.PROMPTS` (default `plain`) or an object of `JudgePrompt` fields,
+    `samples` (1) and `seed` (0). If it has `criteria` ({name: `Criterion` fields}), the result is a `Rubric`; if it has
+    `compare` (`pairwise` or `listwise`), a `Comparison`, without `prompt`. A `window` bounds the questions about long
+    runs (`jprm.methods.judge.window`).
 
     A server's `prompt` defaults to `{problem}`, because the judge's question is the whole user message. A model is
     loaded at once; a server is not contacted before the first question.
 
     Raises:
-      RecordError: the file or section is not a JSON object, or a field is unknown, missing or of the wrong type.
+      RecordError: no JSON object in the file or section, or a field is unknown, missing, ill-typed or out of place.
       FileNotFoundError, ValueError, NotImplementedError: the file or its model is absent, damaged or not supported.
       OSError: the Hub does not answer, or the prompt runs code, but there is no sandbox.
     """

@@ -61,6 +61,9 @@ class Window:
     def spare(self, texts: Sequence[str], characters: int, questions: int) -> int:
         """Returns the characters, at least 0, that each question may have beside the turns that it asks about.
 
+        All questions together then have at most 3 times (`TIMES`) the run's `characters`, if the prompt's own text
+        fits.
+
         Args:
           texts: all turns of the run; each is asked about once.
           characters: count of the run's text.
@@ -73,8 +76,8 @@ class Window:
     ) -> str:
         """Returns the question about the turns `asked`, which come after the turns `earlier`.
 
-        The prompt's own text comes first out of `spare`. The task and the summary get at most a third of the rest
-        each, and earlier turns what is left; a prompt about several steps omits them.
+        The prompt's own text comes first out of `spare` characters (from the method `spare`). The task and the summary
+        get at most a third of the rest each, and earlier turns what is left; a prompt about several steps omits them.
         """
         asked = [cut(text, self.turns) for text in asked]
         room = max(0, spare - len(prompt.filled("", asked)) + sum(map(len, asked)))

@@ -68,7 +68,7 @@ def dawid_skene(
 
     Verdicts are classes from 0 to `classes` - 1; any other value counts as missing. Each step has weight `weight_N`, by
     default 1. EM stops early if the evidence lower bound per verdict (nats) grows by less than `tolerance`; a fit that
-    has not converged is returned without a warning. Raises ValueError if a step has no verdict.
+    has not converged is returned without a warning. Raises ValueError if a step has no verdict, or there are no steps.
     """
     if not verdict_NJ.size:
         raise ValueError("no step has a verdict")
@@ -147,9 +147,10 @@ def matrices(
 ) -> Float[np.ndarray, "J 2 2"]:
     """Returns each judge's matrix [judge, true class, verdict] from corrected class 1 probabilities and gold labels.
 
-    Verdicts are 0 or 1; others are missing. Per judge and verdict, class 1's fraction is the mean probability plus the
-    gold labels' mean residual, shrunk by one pseudo-count (`DOUBT`). Steps have weight `weight_N`. Given a judge's
-    verdict, gold labels must be a random sample; they may favour a verdict, e.g. steps that one judge calls wrong.
+    Verdicts are 0 or 1; others are missing. Gold labels, 0 or 1, are of the steps `index_K`, counted from 0. Per judge
+    and verdict, class 1's fraction is the mean probability plus the gold labels' mean residual, shrunk by one
+    pseudo-count (`DOUBT`). Steps have weight `weight_N`. Given a judge's verdict, gold labels must be a random sample;
+    they may favour a verdict, e.g. steps that one judge calls wrong.
     """
     weight_N = np.ones(len(verdict_NJ)) if weight_N is None else weight_N
     said_NJV = (verdict_NJ[..., None] == np.arange(2)) * weight_N[:, None, None]

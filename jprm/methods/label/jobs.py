@@ -158,9 +158,9 @@ def label_consensus(
 def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
     """Labels a file by computation; counts `trees`, and steps that are `correct`, `incorrect` or `not checkable`.
 
-    All four keys are present. `OUTPUT.part` is written first: the same call continues it, and only counts if `output`
-    is complete. Without `in_sandbox`, code runs with the user's permissions. `kind` is arithmetic, python, coq or a
-    checker's FILE.json.
+    Their labels are 1, 0 and None. All four keys are present. `OUTPUT.part` is written first: the same call continues
+    it, and only counts if `output` is complete. Without `in_sandbox`, code runs with the user's permissions. `kind` is
+    arithmetic, python, coq or a checker's FILE.json.
 
     Raises FileNotFoundError if `input` is absent, ValueError for an unknown kind, an empty input or an `output` of
     another request, RecordError for a damaged checker or a record that it cannot check, OSError if the checker is
@@ -294,8 +294,8 @@ def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Re
 
     A sample's `answer` is replaced; a chain keeps its record's answer. If `finish_reason` is not `stop`, the chain was
     cut off: it is incorrect and has no answer. A search's unfinished branches are unchanged. All chains are judged in
-    one batch. A chain is correct if its reward is at least 1; `correct` is None if the verifier left it undecided.
-    Returns new trees; the verifier's errors pass.
+    one batch. A chain is correct if its reward is at least 1; `correct` is None if the verifier left it undecided
+    (`extra["undecided"]`). Returns new trees; the verifier's errors pass.
     """
     problems = [(tree, verifiers.record_of_problem(tree), chains_of(tree)) for tree in trees]
     whole = [
@@ -512,8 +512,8 @@ def consensus(
 ) -> Iterator[ReasoningTree]:
     """Yields the chains of `source` on whose first error `other` agrees, each once, as a tree with one branch.
 
-    Chains are equal if their problems and steps are. A kept chain stores the index of its first error, or -1, as
-    `consensus`.
+    Chains are equal if their problems, steps and tool calls are. A kept chain has the labels of `source`, and the index
+    of its first error, or -1, as `consensus` in the tree's `extra`, which loses `id` and `scores`.
 
     Args:
       source: trees; every pool sample and every tree path is a chain.
@@ -603,9 +603,10 @@ def matching_critiques(
 ) -> Iterator[dict[str, Any]]:
     """Yields a record per kept critique: `problem` (question), `steps` (critique), `verdict`, `origin` (judge).
 
-    The verdict is whether the step is correct or, for prompts about whole chains, the index of the first error or -1.
-    Only questions with a known verdict are asked. `counts` receives `trees`, `questions`, `critiques`, `matching` and
-    `kept` critiques, `tokens`, critiques by status, e.g. `read`, and `unknown` questions, whose labels differ.
+    The verdict is 1 (correct step) or 0; for prompts about whole chains, the index (from 0) of the first error or -1.
+    Only questions with a known verdict are asked, and at most `config.most` critiques kept per question. `counts`
+    receives `trees`, `questions`, `critiques`, `matching` and `kept` critiques, `tokens`, critiques by status, e.g.
+    `read`, and `unknown` questions, whose labels differ.
 
     Raises:
       ValueError: semantics without a default threshold.

@@ -36,15 +36,16 @@ def label_trees(
 ) -> Iterator[ReasoningTree]:
     """Yields new trees in order, with a value in [0, 1] on every node as its label; semantics `value`.
 
-    A node's `extra` counts its `rollouts` and the `right` ones, and has the interval from `low` to `high`. Adaptive
-    labels also depend on the first k rollouts: `first_rollouts` and `first_right`. A leaf with a known outcome takes it
-    as its value; no rollouts are sampled. If all rollouts of a node failed, it stays unlabelled. Lazy:
-    `config.trees_at_once` trees are sampled together, and waited for. `rollouts` must be entered (`with`).
+    A node's `extra` counts its successful `rollouts` and the `right` ones, and has the interval from `low` to `high`,
+    `wilson` or, if adaptive, `confidence_sequence`, with `config.z`. Adaptive labels also depend on the first k
+    rollouts: `first_rollouts` and `first_right`. A leaf with a known outcome takes it as its value, without rollouts or
+    interval. If all rollouts of a node failed, it stays unlabelled. Lazy: `config.trees_at_once` trees
+    are sampled together, and waited for. `rollouts` must be entered (`with`).
 
     Raises:
       ValueError: the verifier is unknown.
       RecordError: the verifier cannot judge a tree.
-      PolicyError: the policy failed at all rollouts.
+      PolicyError: the policy failed at all rollouts of a batch.
     """
     trees, verifier = iter(trees), verifiers.find(config.verifier)
     while chunk := list(itertools.islice(trees, config.trees_at_once)):
@@ -432,8 +433,9 @@ def _why_none(search: Search) -> str:
 def run_searches(searches: Sequence[Search], rollouts: Rollouts, config: OmegaConfig) -> None:
     """Runs searches in lockstep, to their end: each round samples and judges k rollouts of one prefix per search.
 
-    Fills the given searches in place. Raises PolicyError if the policy failed at all rollouts of more than
-    `FAILED_IN_A_ROW` prefixes in a row.
+    Fills the given searches in place; the limits `config.searches` and `config.budget` are per search. Raises
+    ValueError for an unknown verifier, PolicyError if the policy failed at all rollouts of more than 16
+    (`FAILED_IN_A_ROW`) prefixes in a row.
     """
     verifier = verifiers.find(config.verifier)
     waiting: list[tuple[Search, Steps[None], JudgedSamples | None]]
@@ -531,10 +533,10 @@ def _value(search: Search, steps: tuple[str, ...], config: OmegaConfig) -> Steps
 def tree_of_search(search: Search, source: ReasoningTree) -> ReasoningTree:
     """Returns the states and first errors as a tree of values, with the source's problem, answer and other keys.
 
-    Each node is a step. Valued prefixes have their MC as `label`, `rollouts`, `right`, the Wilson interval as `low` and
-    `high`, and `visits`. A first error that ends a rollout has label 0, and `correct` is false. Steps between states
-    are unlabelled. The tree's `extra` also has the problem's own MC as `value`, `searches`, and all `rollouts`. Raises
-    KeyError if the problem itself was not valued ("no rollouts").
+    Each node is a step. Valued prefixes have their MC as `label`, `rollouts`, `right`, the 95 % Wilson interval as
+    `low` and `high`, and `visits`. A first error that ends a rollout has label 0, and `correct` is false. Steps between
+    states are unlabelled. The tree's `extra` also has the problem's own MC as `value`, `searches`, and all `rollouts`,
+    including failed ones. Raises KeyError if the problem itself was not valued ("no rollouts").
     """
     index: dict[tuple[str, ...], int] = {(): -1}
     nodes: list[Node] = []

@@ -36,11 +36,12 @@ def label_pooled(
 ) -> dict[str, Any]:
     """Writes the first file's records, labelled with the pooled probability that each step is correct.
 
-    Each file is a judge, named by its file name without the ending. A step that no file labels stays unlabelled; a
-    judged step in `gold` gets its gold label, 0 or 1. Returns the report (`pooled`), also written to `report` as JSON.
-    `thresholds` holds, for each file and last for the gold file, the value below which a label is an error, None for
-    the default of its semantics. `seed` is of the bootstrap. A repeated call computes anew and replaces both files,
-    each in one step.
+    Each file is a judge, named by its file name without the ending; there must be two or more. Labels of equal steps in
+    a file that differ count as missing. The result has semantics `correctness`. A step that no file labels stays
+    unlabelled; a judged step in `gold` gets its gold label, 0 or 1. Returns the report (`pooled`), also written to
+    `report` as JSON. `thresholds` must have an entry per file, and a last one if there is a gold file: the value below
+    which a label is an error, None for the default of its semantics. `seed` is of the bootstrap. A repeated call
+    computes anew and replaces both files, each in one step.
 
     Raises:
       FileNotFoundError: a file is absent; RecordError if a record is invalid.

@@ -238,13 +238,16 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a finished search's record, a pool or a tree (`kind`); None if no step was sampled.
+    """Returns a finished search's record, by `kind` (`pool` or `tree`); None if no step was sampled.
 
     It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice by `rule` and `how` (e.g.
     `best`, `majority`), the cost, and the fields of `about`. Its own keys: `rule`, `choose`, `chosen`, `answer`,
     `score`, `correct`, `ended`, `policy_tokens`, `over_budget_tokens`, and if they apply `reason`, `failed`, `error`,
-    `unscored_steps`, `empty`. `chosen` is the index in `samples` or `nodes`, or null. Raises ValueError like `choose`.
+    `unscored_steps`, `empty`. `chosen` is the index in `samples` or `nodes`, or null.
+
+    `about["scorer"]` identifies the scorer: {} leaves scores out; a judge's must have `judge`, its name. Own keys win
+    over those of `about`. Raises ValueError and KeyError like `choose`.
     """
     if not tree.text:
         return None

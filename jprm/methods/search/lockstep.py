@@ -89,8 +89,8 @@ def search(
     """Yields (index from 0, finished search) for every problem, in order of completion.
 
     Lazy: `config.at_once` problems are read and searched at a time; each round waits for the policy and the scorer. All
-    handles of a yielded tree are released. `tree.ended` is the reason for its end. A failed sample is counted in
-    `tree.failed`, and the search continues.
+    handles of a yielded tree are released. `tree.ended` is the reason for its end: `done`, `budget`, or the method's
+    limit (`max_steps`, `simulations`, `rounds`). A failed sample is counted in `tree.failed`, and the search continues.
 
     Raises PolicyError if every sample in a round failed, so the policy seems down. But if it has answered before,
     and at most half the problems that started together (or one) are left, the failures count as theirs: a prefix may

@@ -84,8 +84,8 @@ def odds(log_probabilities: Sequence[float], temperature: float) -> list[float]:
 def resampled(items: Sequence[int], weights: Sequence[float], n: int, start: float) -> list[int]:
     """Returns n items, in their order, by systematic resampling: each occurs n w / sum(w) times, rounded down or up.
 
-    `start` in [0, 1) is the only random number. Raises ZeroDivisionError if all weights are 0, ValueError if there are
-    more or fewer weights than items.
+    `start` in [0, 1) is the only random number. Raises ZeroDivisionError if all weights are 0, IndexError if there
+    are no items, ValueError if there are more or fewer weights than items.
     """
     total, passed, drawn = sum(weights), 0.0, []
     for item, weight in zip(items, weights, strict=True):

@@ -41,10 +41,11 @@ def sample_file(
 ) -> dict[str, int]:
     """Writes a pool (`pool`) with n samples for every problem in a file; returns counts, including earlier calls.
 
-    The counts are `problems`, `samples`, `correct`, `cut` (off), `tokens` (generated), and `unjudged`, `empty`,
-    `failed` if above 0. Sample j, from 0, has number `seed + j`. `at_once` problems are sampled together. Waits for the
-    policy, with a progress bar. Finished pools go to `OUTPUT.part`, locked, beside `OUTPUT.info.json`; `output` appears
-    once complete. The same call continues; if `output` is complete, it only counts.
+    The counts are `problems`, `samples` (including empty, but not failed ones), `correct`, `cut` (off), `tokens`
+    (generated, of samples with steps), and `unjudged`, `empty`, `failed` if above 0. Sample j, from 0, has number `seed
+    + j`. `at_once` problems are sampled together. Waits for the policy, with a progress bar. Finished pools go to
+    `OUTPUT.part`, locked, beside `OUTPUT.info.json`; `output` appears once complete. The same call continues; if
+    `output` is complete, it only counts.
 
     Raises:
       RecordError: a bad line, for on_error='stop'. With 'skip' it goes to `OUTPUT.rejects`.
