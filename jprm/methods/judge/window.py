@@ -61,8 +61,7 @@ class Window:
     def spare(self, texts: Sequence[str], characters: int, questions: int) -> int:
         """Returns the characters, at least 0, that each question may have beside the turns that it asks about.
 
-        All questions together then have at most 3 times (`TIMES`) the run's `characters`, if the prompt's own text
-        fits.
+        All questions then have at most 3 (`TIMES`) times `characters` in sum, if the prompt's own text fits.
 
         Args:
           texts: all turns of the run; each is asked about once.
