@@ -105,7 +105,8 @@ def load(
       name_of: maps role and layer to the tensor's name.
       shape_of: maps that name to its shape, (out, in). A wrong one raises ValueError before any tensor is read.
       read: maps role and name to the tensor, in any float type, with rotary pairs at (i, i + H/2).
-      new: regular expression for exactly the parameters missing in the files (else ValueError); these are omitted.
+      new: regular expression, searched in paths, for exactly the parameters without a name in the format (else
+        ValueError); these are omitted.
       stored: maps a matrix's role, its tensor names (one per layer) and the shape of one layer to the stack in the
         file's own quantisation, a tree of arrays that every device gets whole. Without it all are converted.
     """
