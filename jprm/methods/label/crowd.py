@@ -66,9 +66,10 @@ def dawid_skene(
 ) -> Crowd:
     """Fits class prior and confusion matrices of J judges by EM, at most `iterations` rounds; -1 is a missing verdict.
 
-    Verdicts are classes from 0 to `classes` - 1; any other value counts as missing. Each step has weight `weight_N`, by
-    default 1. EM stops early if the evidence lower bound per verdict (nats) grows by less than `tolerance`; a fit that
-    has not converged is returned without a warning. Raises ValueError if a step has no verdict, or there are no steps.
+    Verdicts are classes from 0 to `classes` - 1; any other value counts as missing. Each step has weight `weight_N` (at
+    least 0, not all 0, else the result is NaN), by default 1. EM stops early if the evidence lower bound per verdict
+    (nats) grows by less than `tolerance`; a fit that has not converged is returned without a warning. Raises ValueError
+    if a step has no verdict, or there are no steps.
     """
     if not verdict_NJ.size:
         raise ValueError("no step has a verdict")

@@ -337,7 +337,9 @@ def _with_leaves(tree: ReasoningTree, outcome: dict[int, Outcome]) -> ReasoningT
 
 
 def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTree]:
-    """Labels every node with the teacher's score; `origin` is `model:NAME@STEP`. Returns new trees.
+    """Labels every node with the teacher's score; `origin` is `model:NAME@STEP`.
+
+    Returns new trees of kind `tree`, also for chains and pools; context nodes stay unlabelled.
 
     Labels have semantics `value` if the teacher was trained on outcomes, else `correctness`: a teacher trained on
     ratings outputs the probability that a step is correct, not a rating.
@@ -357,8 +359,9 @@ def teacher_labels(prm: PRM, trees: Sequence[ReasoningTree]) -> list[ReasoningTr
 def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubric: str) -> list[ReasoningTree]:
     """Labels every node with the judge's score in [0, 1]; nodes without a readable critique stay unlabelled.
 
-    Returns new trees of semantics `correctness`. Each stores the critiques and their counts under `judge` in its
-    `extra`, and `domain` and `rubric`, which the judge does not see. Raises PolicyError if every critique failed.
+    Returns new trees of kind `tree`, also for chains and pools, and semantics `correctness`. Each stores the critiques
+    and their counts under `judge` in its `extra`, and `domain` and `rubric`, which the judge does not see. Raises
+    PolicyError if every critique failed.
     """
     results = []
     for tree, judgement in zip(trees, judge.judgements(trees), strict=True):

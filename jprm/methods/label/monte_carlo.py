@@ -36,11 +36,11 @@ def label_trees(
 ) -> Iterator[ReasoningTree]:
     """Yields new trees in order, with a value in [0, 1] on every node as its label; semantics `value`.
 
-    A node's `extra` counts its successful `rollouts` and the `right` ones, and has the interval from `low` to `high`,
-    `wilson` or, if adaptive, `confidence_sequence`, with `config.z`. Adaptive labels also depend on the first k
-    rollouts: `first_rollouts` and `first_right`. A leaf with a known outcome takes it as its value, without rollouts or
-    interval. If all rollouts of a node failed, it stays unlabelled. Lazy: `config.trees_at_once` trees
-    are sampled together, and waited for. `rollouts` must be entered (`with`).
+    Chains and pools become kind `tree`. A node's `extra` counts its successful `rollouts` and the `right` ones, and has
+    the interval from `low` to `high`, `wilson` or, if adaptive, `confidence_sequence`, with `config.z`. Adaptive labels
+    also depend on the first k rollouts: `first_rollouts` and `first_right`. A leaf with a known outcome takes it as its
+    value, without rollouts or interval. If all rollouts of a node failed, it stays unlabelled. Lazy:
+    `config.trees_at_once` trees are sampled together, and waited for. `rollouts` must be entered (`with`).
 
     Raises:
       ValueError: the verifier is unknown.

@@ -37,11 +37,11 @@ def label_pooled(
     """Writes the first file's records, labelled with the pooled probability that each step is correct.
 
     Each file is a judge, named by its file name without the ending; there must be two or more. Labels of equal steps in
-    a file that differ count as missing. The result has semantics `correctness`. A step that no file labels stays
-    unlabelled; a judged step in `gold` gets its gold label, 0 or 1. Returns the report (`pooled`), also written to
-    `report` as JSON. `thresholds` must have an entry per file, and a last one if there is a gold file: the value below
-    which a label is an error, None for the default of its semantics. `seed` is of the bootstrap. A repeated call
-    computes anew and replaces both files, each in one step.
+    a file that differ count as missing. The result has semantics `correctness`; chains and pools become trees
+    (`nodes`). A step that no file labels stays unlabelled; a judged step in `gold` gets its gold label, 0 or 1. Returns
+    the report (`pooled`), also written to `report` as JSON. `thresholds` must have an entry per file, and a last one if
+    there is a gold file: the value below which a label is an error, None for the default of its semantics. `seed` is of
+    the bootstrap. A repeated call computes anew and replaces both files, each in one step.
 
     Raises:
       FileNotFoundError: a file is absent; RecordError if a record is invalid.

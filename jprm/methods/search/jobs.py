@@ -145,7 +145,8 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
     """Returns the class with the largest total weight, the lowest class if tied; None if all are -1 (no vote).
 
-    `class_N` has each chain's answer class, from 0, `weight_N` its weight, at least 0.
+    `class_N` has each chain's answer class, from 0, `weight_N` its weight, which must be finite and at least 0: a NaN
+    is unchecked and may win.
     """
     class_N = np.asarray(class_N)
     if not (class_N >= 0).any():
