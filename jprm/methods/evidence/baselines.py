@@ -42,17 +42,17 @@ def _leaves(name: str, number: str, sign: float, trees: Sequence[ReasoningTree])
 def no_false_equation(trees: Sequence[ReasoningTree]) -> list[Chosen]:
     """Ranks each tree's chains: one with a false equation (`jprm.methods.verify.arithmetic`) is -1, others 0.
 
-    Returns one `Chosen` per tree, with an entry per chain, also for a tree without chains. Ranks below the pool's mean
-    have a lower vote weight.
+    Returns one `Chosen` per tree, with an entry per chain, or empty without chains. Chains below the pool's mean
+    have the vote weight `DOUBTED`, others 1.
     """
     return _leaves("arithmetic", "any_false", -1.0, trees)
 
 
 def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
-    """Ranks each tree's chains by the share, in [0, 1], of the problem's numbers that they use.
+    """Ranks each tree's chains by the share, in [0, 1], of the problem's numbers that they use (1 if it has no number).
 
-    Returns one `Chosen` per tree, with an entry per chain, also for a tree without chains. Ranks below the pool's mean
-    have a lower vote weight.
+    Returns one `Chosen` per tree, with an entry per chain, or empty without chains. Chains below the pool's mean
+    have the vote weight `DOUBTED`, others 1.
     """
     return _leaves("numbers", "used", 1.0, trees)
 
@@ -100,9 +100,9 @@ STEP_SOURCES = ("arithmetic", "numbers", "form")
 
 
 def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
-    """Returns text features (N, F) per tree: the sources' numbers, their change at this step, the step's log length.
+    """Returns text features (N, F) per tree: the sources' numbers, their change at this step, log(1 + characters).
 
-    The sources are `STEP_SOURCES`; NaN where they have no evidence.
+    The sources are `STEP_SOURCES`; NaN is no evidence. A first step's change is from 0.
     """
     rows = []
     for tree, x_NF in zip(trees, evidence.read([evidence.find(name) for name in STEP_SOURCES], trees), strict=True):
@@ -114,7 +114,7 @@ def rows_of_steps(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F
 
 
 def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"]] | None:
-    """Scores the steps of chains with a known `first_error` (an index, -1 if all are correct) by `cross_fitted`.
+    """Scores the steps of chains with a known `first_error` (a step from 0, -1 if all are correct) by `cross_fitted`.
 
     Every tree must be one chain with `first_error` in its `extra`, else raises KeyError. Steps before the first error
     count as correct, the first error as incorrect; later steps are scored, but not fitted to. Returns None if fewer
@@ -183,7 +183,8 @@ def cross_fitted(
 
     They are from logistic regressions on other problems; `problems` has each record's text. Each record has `rows` of
     features and `classes`: 1 for a right step, 0 for a wrong one, -1 without a label. One of the other folds chooses
-    the regularisation. Returns None if a fold lacks a class, or either class has fewer than `FEWEST` steps.
+    the regularisation. NaN features count as the training mean; unlabelled steps are scored too. Returns None if the
+    training or validation steps of a fold lack a class, or either class has fewer than `FEWEST` (50) steps.
     """
     of_M = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     fold_M = np.array([bucket(problem, FOLDS) for problem in problems], int)[of_M]
@@ -207,7 +208,8 @@ def logistic(
 ) -> Callable[[Float[np.ndarray, "N F"]], Float[np.ndarray, " N"]]:  # fmt: skip
     """Returns a function from rows to probabilities of a right step (1), from a logistic regression.
 
-    The validation rows choose the regularisation.
+    The validation rows choose the regularisation. Features are standardised here; NaN counts as the mean. Both parts
+    must have both classes, which is not checked.
     """
     standard = Ranker.standardising(x_MF).standard
     x_MF, valid_x_KF = (np.column_stack([standard(x), np.ones(len(x))]) for x in (x_MF, valid_x_KF))

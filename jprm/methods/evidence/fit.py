@@ -83,8 +83,8 @@ def read_policy(
 ) -> PolicyPools:
     """Reads a file's pools, and the sources' evidence on them, for problems whose text `keep` accepts.
 
-    The policy's name is the file's, without its ending. Waits for the sources' models. Pools without steps are left
-    out.
+    The policy's name is the file's, without folder and last ending. Waits for the sources' models. Pools without steps
+    are left out.
 
     Raises RecordError if a record is not a pool, ScoreError if an outcome is unknown or no pool is left,
     FileNotFoundError if the file is absent; errors of the sources pass.
@@ -173,8 +173,9 @@ def choose_vote(
     standard error. The best safe candidate has the highest mean gain on the unchanged policies. The result is the least
     trusting candidate within one standard error of it, paired by problem: a difference that these policies cannot show
     may hurt others. If no candidate is safe, the one with the highest lowest gain is taken. With a single policy, the
-    result is (`Vote()`, []). A gain is {"left_out": policy's name, "incorrect_kept", "gain", "standard_error"}. `seed`
-    is of `stronger`; only problems that satisfy `keep` are used. Raises ValueError like `fit_calibrated`.
+    result is (`Vote()`, []). A gain is {"left_out": policy's name, "incorrect_kept": of `KEPT`, "gain",
+    "standard_error"}, with fractions. Policies of one name share a row; a policy with a single pool has no row. `seed`
+    is for `stronger`; only problems that satisfy `keep` are used. Raises ValueError like `fit_calibrated`.
     """
     if len(policies) < 2:
         return Vote(), []
@@ -230,9 +231,11 @@ def candidates(
 ) -> dict[str, Verifier]:
     """Returns verifiers by name: "fused", and each number that can choose alone, as `NAME` and `NAME vote`.
 
-    `names` are the evidence's features; problems must satisfy `keep`. If the features include a model's scores, the
-    fused verifier is trained to vote near the model's product, and chooses answers. With text alone it ranks chains,
-    which transfers better to other policies, and votes as cautiously as `vote`.
+    `names` must be the full names of all columns in order (`jprm.methods.evidence.sources.names`); this is unchecked.
+    One with an ending in `ALONE`, e.g. `stored.sum_log`, can choose alone. Only problems that satisfy `keep` are used.
+    If the features include a model's scores (`votes`), the fused verifier is trained to vote near the model's product
+    and chooses answers. With text alone it ranks chains, which transfers better to other policies, and votes as
+    cautiously as `vote`.
 
     Raises ValueError like `fit_calibrated`.
     """
@@ -255,12 +258,18 @@ def candidates(
 
 
 def votes(names: Sequence[str]) -> bool:
-    """Returns whether a model's scores are among the numbers' full names; the verifier is then trained to vote."""
+    """Returns whether a full name (`SOURCE.NUMBER`) ends in `.sum_log`, as a model's product does.
+
+    The verifier is then trained to vote.
+    """
     return any(name.endswith(PRODUCT) for name in names)
 
 
 def right_of(verifier: Verifier, chains: Chains) -> Float[np.ndarray, "2 P"]:
-    """Returns the correctness in [0, 1] of each pool's best chain (row 0) and vote (row 1); ties are averaged."""
+    """Returns the correctness in [0, 1] of each pool's best chain (row 0) and vote (row 1); ties are averaged.
+
+    Row 0 is the vote too if the verifier chooses "answers". A pool without an answer has 0.
+    """
     ranker, vote, chooses = verifier
     voted_P = vote_correct(chains, vote.weights(ranker, chains))
     best_P = voted_P if chooses == "answers" else best_correct(chains, ranker.log_odds(chains.x_MF))
@@ -272,6 +281,7 @@ def choose_verifier(
 ) -> tuple[str, dict[str, list[float]]]:
     """Returns the candidate's name to take, and each candidate's held-out accuracy [by best of n, by vote].
 
+    `vote`, `names` and the candidates' names are as in `candidates`.
     A fifth of the problems is held out at a time, and policies weigh the same. The fused verifier is taken, judged by
     the worse of its two uses, unless another candidate is ahead by a standard error: the best of several looks better
     than it is. Accuracies are fractions. If there are too few problems to hold out any, returns ("fused", {}): no
@@ -319,8 +329,8 @@ def fit(
     """Fits a verifier to files of pools, one policy each, writes it to the folder `out` (`save`), and returns it.
 
     `sources` are names as for `jprm.methods.evidence.sources.find`. `seed` draws the chains that `choose_vote` drops;
-    `tell` gets a line per stage. Waits for the sources' models. An earlier verifier in `out` is replaced at the end;
-    after an error it is unchanged.
+    `tell` gets a line per stage. Files should differ in name: those of one name share an entry in `measured`. Waits for
+    the sources' models. An earlier verifier in `out` is replaced at the end; after an error it is unchanged.
 
     Raises:
         ValueError: a source or file is repeated, a source is unknown or missing, or there are too few problems.
