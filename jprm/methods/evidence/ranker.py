@@ -25,13 +25,17 @@ CLIP = 10.0  # standard deviations: a length of ten is as far as one of a thousa
 
 
 class Chains(NamedTuple):
-    """M chains with known outcomes."""
+    """M chains with known outcomes. Pools and policies are numbered from 0 without gaps.
 
-    x_MF: Float[np.ndarray, "M F"]  # their evidence
-    correct_M: Float[np.ndarray, " M"]  # 1 for a correct chain, else 0
-    problem_M: Int[np.ndarray, " M"]  # the pool of each, from 0 without gaps: a problem of one policy
-    policy_M: Int[np.ndarray, " M"]  # the policy of each, from 0 without gaps
-    class_M: Int[np.ndarray, " M"]  # equal for equal answers of a pool; -1 without an answer, which has no vote
+    `x_MF` is raw evidence, NaN if missing. `correct_M` is 1 or 0. `problem_M` is the pool: a problem of one policy.
+    `class_M` is equal for equal answers in a pool, from 0; -1 without an answer.
+    """
+
+    x_MF: Float[np.ndarray, "M F"]
+    correct_M: Float[np.ndarray, " M"]
+    problem_M: Int[np.ndarray, " M"]
+    policy_M: Int[np.ndarray, " M"]
+    class_M: Int[np.ndarray, " M"]
 
     def where(self, chosen_M: np.ndarray) -> Chains:
         """Returns the chosen chains (a mask or indices), with pools renumbered without gaps, policies as before."""
@@ -82,8 +86,8 @@ def pair_loss(
 ) -> tuple[float, Float[np.ndarray, " F"]]:
     """Returns the weighted mean of log(1 + exp(s_wrong - s_right)) + strength |w|^2 / 2, and its gradient.
 
-    s = x w, with features x (M chains, F) and weights w. This is the pairwise logistic loss of Burges et al. (RankNet,
-    ICML 2005).
+    s = x w, with weights w and x (M chains, F), which must be standardised (`Ranker.standard`): a NaN makes the loss
+    NaN. This is the pairwise logistic loss (RankNet, Burges et al., ICML 2005).
     """
     score_M = x_MF @ w_F
     gap_K = score_M[pairs.right_K] - score_M[pairs.wrong_K]
@@ -98,8 +102,9 @@ def answer_loss(
 ) -> tuple[float, Float[np.ndarray, " F"]]:
     """Returns the pools' mean -log(correct answer's share of exp(s)) + strength |w|^2 / 2, and its gradient.
 
-    s = x w, with features x (M chains, F) and weights w. Chains without an answer have no weight. Pools whose answers
-    are all correct or all incorrect are left out. Pools of a policy weigh the same, and so do policies.
+    s = x w, with weights w and x (M chains, F), which must be standardised (`Ranker.standard`) and replaces
+    `chains.x_MF`. Chains without an answer have no weight. Pools whose answers are all correct or all incorrect are
+    left out; if all are, only the penalty remains. Pools of a policy weigh the same, and so do policies.
     """
     answered_M, score_M = chains.class_M >= 0, x_MF @ w_F
     log_all_P, all_M = _softmax_in_pools(np.where(answered_M, score_M, -np.inf), chains.problem_M)
@@ -150,7 +155,10 @@ def by_pairs(chains: Chains) -> Loss:
 
 
 def by_answers(chains: Chains) -> Loss:
-    """Returns `answer_loss` on these chains: the votes of correct answers, for a verifier that votes."""
+    """Returns `answer_loss` on these chains: the votes of correct answers, for a verifier that votes.
+
+    Does not raise if no pool is mixed: the loss is then 0 (and the penalty).
+    """
     return lambda w_F, x_MF, strength: answer_loss(w_F, x_MF, chains, strength)
 
 
@@ -176,7 +184,7 @@ class Ranker:
         return cls(mean_F, np.where(scale_F > 1e-9, scale_F, 1.0), np.zeros(x_MF.shape[1]))
 
     def standard(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, "M F"]:
-        """Standardises the evidence by the training chains, clipped to +-`CLIP`; missing numbers become 0."""
+        """Standardises the evidence by the training chains, clipped to +-10 deviations; NaN becomes 0."""
         return np.nan_to_num(np.clip((x_MF - self.mean_F) / self.scale_F, -CLIP, CLIP))
 
     def score(self, x_MF: Float[np.ndarray, "M F"]) -> Float[np.ndarray, " M"]:
@@ -190,7 +198,8 @@ class Ranker:
     def of_one(self, number: int) -> Ranker:
         """Returns a ranker with weight 1 on only one number, by its index, e.g. the sum of a PRM's log scores.
 
-        Slope and intercept stay. Raises IndexError if there is no such number.
+        Slope and intercept stay, so calibrate it again for `log_odds`. A negative index counts from the end. Raises
+        IndexError if there is no such number.
         """
         return dataclasses.replace(self, weight_F=np.eye(len(self.mean_F))[number])
 
@@ -218,8 +227,8 @@ def fit_near(
     """Returns a calibrated ranker for a vote (`answer_loss`) near the best one by few numbers: 1 in `few_F`, else 0.
 
     The penalty is on the distance from that vote's weights, so other numbers count only as far as they help; `cost_F`
-    multiplies it. Each part of the chains (`part_M`) is held out in turn, to choose the strength of the penalty, and to
-    calibrate.
+    multiplies it per number. Each part of the chains (`part_M`) is held out in turn, to choose the strength of the
+    penalty, and to calibrate. There must be two parts or more, each with whole pools; this is not checked.
 
     Raises ValueError if a part has no pool with both a correct and an incorrect chain.
     """
@@ -286,7 +295,7 @@ def calibrated(
 def vote_correct(chains: Chains, weight_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " P"]:
     """Returns each pool's accuracy in [0, 1] by weighted vote: the leading answers' mean correctness.
 
-    Weights must be at least 0. A pool without an answer counts as incorrect.
+    Weights must be at least 0; if all are 0, all answers lead. A pool without an answer counts as incorrect.
     """
     size = int(chains.problem_M.max(initial=-1)) + 1
     labelled_M = chains.class_M >= 0
@@ -315,7 +324,10 @@ def best_correct(chains: Chains, score_M: Float[np.ndarray, " M"]) -> Float[np.n
 
 
 def answer_shares(weight_N: Float[np.ndarray, " N"], class_N: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
-    """Returns the share of one pool's total weight that goes to each chain's answer; 0 without an answer."""
+    """Returns each chain's answer's share of one pool's weight; 0 without an answer (class -1).
+
+    The weights must be at least 0. Chains without an answer are left out of the total; if it is 0, all shares are 0.
+    """
     answered_N = class_N >= 0
     total_C = np.bincount(class_N[answered_N], weight_N[answered_N]) if answered_N.any() else np.ones(1)
     return np.where(answered_N, total_C[class_N] / max(total_C.sum(), 1e-300), 0.0)

@@ -59,7 +59,8 @@ class Source:
 def of_chains(rows: Callable[[str, Sequence[str]], Rows]) -> Read:
     """Builds a `read` from a function of (problem, steps), which must return one row of numbers per step.
 
-    It gets the steps as a tuple of texts. Chains that repeat within a call are computed once.
+    It gets the steps as a tuple of texts. A row must not depend on later steps; NaN is no evidence.
+    Chains that repeat within a call are computed once.
     """
 
     def read(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, "N F"]]:
@@ -75,7 +76,7 @@ def texts(tree: ReasoningTree) -> list[tuple[str, ...]]:
 
 
 def by_node(tree: ReasoningTree, rows: Sequence[Rows]) -> Float[np.ndarray, "N F"]:
-    """Scatters rows, one per step of each chain, into (N, F) by node; chains must agree on shared nodes.
+    """Scatters rows, one per step of each chain, into (N, F) by node; the last chain counts at a shared node.
 
     `rows` has one entry per chain, in the order of `chains_of`, else raises ValueError. (N, 0) if there are no chains;
     NaN at nodes outside all chains.
@@ -96,8 +97,9 @@ def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
 def labels_of(steps: Sequence[str]) -> list[int | None]:
     """Returns each step's arithmetic label (1 true, 0 false, None undecided), also checked against earlier values.
 
-    Instruct models write `x = 165 / 1.1` on one line and `x = 150` on the next; the second is checked against the
-    first. This is too strict for step labels, since a name may change its meaning.
+    None also without an equation; 0 if either check fails. Instruct models write `x = 165 / 1.1` on one line and
+    `x = 150` on the next; the second is checked against the first. This is too strict for step labels, since a name may
+    change its meaning.
     """
     labels, known = [], {}
     for step in steps:
@@ -195,7 +197,7 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def answers_of(tree: ReasoningTree) -> list[Any]:
-    """Returns each chain's answer: the recorded one (also if null), else the number of the last step (`value_of_step`).
+    """Returns each chain's answer: the last node's `extra["answer"]`, also if null, else its `value_of_step`.
 
     None if there is no answer; in the order of `chains_of`.
     """
@@ -270,9 +272,9 @@ def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | 
 
     A row has the lowest, mean and last weight in [0, 1], the relative place of the lowest (0 first, 1 last), the sum of
     logs (rule `prod`), and the lowest, last and mean log odds, which separate scores near 1. NaN marks a step left open
-    by a judge; it is skipped, and the numbers are NaN until a step is scored. `score_P` are weights in [0, 1]; `odds_P`
-    has the scores as log odds, e.g. log ratios, whose weights would all be 0 or 1; by default the `log_odds` of the
-    weights.
+    by a judge: both `last` numbers are NaN there; the others skip it, and are NaN until a step is scored. `score_P` are
+    weights in [0, 1]; `odds_P` has the scores as log odds, e.g. log ratios, whose weights would all be 0 or 1; by
+    default the `log_odds` of the weights.
     """
     rows, low, least, place, total, count, sum_log, sum_odds = [], math.nan, math.nan, math.nan, 0.0, 0, 0.0, 0.0
     for k, (score, odds) in enumerate(zip(score_P, log_odds(score_P) if odds_P is None else odds_P, strict=True)):
@@ -288,7 +290,7 @@ def score_rows(score_P: Sequence[float], odds_P: Sequence[float] | np.ndarray | 
 
 
 def log_odds(score_P: Sequence[float]) -> list[float]:
-    """Returns natural log(p / (1 - p)) per score p, kept `CLIP` away from 0 and 1; NaN stays NaN."""
+    """Returns natural log(p / (1 - p)) per score p, with p clipped to [1e-5, 1 - 1e-5]; NaN stays NaN."""
     inside_P = np.clip(np.asarray(score_P, float), CLIP, 1 - CLIP)
     return np.log(inside_P / (1 - inside_P)).tolist()
 
@@ -501,9 +503,9 @@ _WORD = re.compile(rf"\b({'|'.join(_WORDS)})s?\b", re.IGNORECASE)
 
 
 def value_of(text: str) -> float:
-    """Returns the number in a text that may have thousands separators, e.g. `1,200`, rounded to 6 decimals.
+    """Returns the number in a text that may have thousands separators, e.g. `-1,200`, rounded to 6 decimals.
 
-    Raises ValueError if the text is no number.
+    Every comma is dropped, so `1,5` is 15. Raises ValueError if the text is no number.
     """
     return round(float(text.replace(",", "")), 6)
 
@@ -512,7 +514,7 @@ def value_of(text: str) -> float:
 def numbers(text: str) -> tuple[float, ...]:
     """Returns a text's numbers in order, without signs, step labels (`A1:`, `Step 2.`) and calculator marks.
 
-    () if there are none. Only digits count, not words.
+    () if there are none. Only digits count, not words; `3/4` gives (3.0, 4.0).
     """
     plain = _MARK.sub("", _LABEL.sub("", text))
     return tuple(value_of(match) for match in _NUMBER.findall(plain) if match)

@@ -50,7 +50,7 @@ class Vote:
     distance: float = 2.0
 
     def powers(self, share_P: Float[np.ndarray, " P"], distance_P: Float[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
-        """Returns the exponent of the odds in each pool's vote: power (1 - share)^agreement / distance^distance.
+        """Returns the exponent of the odds in each pool's vote: power (1 - share_P)^agreement / distance_P^distance.
 
         `share_P` is the majority's share, `distance_P` (raised to 1) how unlike the training policies the pool is.
         """
@@ -66,7 +66,7 @@ def pool_signals(ranker: Ranker, chains: Chains) -> tuple[Float[np.ndarray, " P"
     """Returns (top answer's share, distance from the training chains) per pool, the arguments of `Vote.powers`.
 
     The share is of all chains of the pool, 0 if there are no answers. The distance is the root mean square of the
-    standardised evidence.
+    standardised evidence, with missing numbers as 0.
     """
     size_P = np.bincount(chains.problem_M)
     answered_M = chains.class_M >= 0
@@ -100,8 +100,9 @@ class FusedVerifier:
     If `chooses` is "answers", a pool chain's last step scores its answer's share of these weights, so best of n and the
     vote choose the same answer.
 
-    All scoring waits for the sources' models. Besides the errors named, the sources' own errors pass, e.g. RecordError
-    if a record lacks the `tests` of `verdicts=tests`, and PolicyError if a judge fails.
+    `name` is the folder, `request` the result of `request_of`. All scoring waits for the sources' models. Besides the
+    errors named, the sources' own errors pass, e.g. RecordError if a record lacks the `tests` of `verdicts=tests`, and
+    PolicyError if a judge fails.
     """
 
     sources: tuple[Source, ...]
@@ -178,7 +179,10 @@ class FusedVerifier:
         return [outputs["score"] for outputs in self.outputs_of(trees)]
 
     def outputs_of(self, trees: Sequence[ReasoningTree]) -> list[dict[str, Float[np.ndarray, " N"]]]:
-        """Returns `{"score": (N,), "vote": (N,)}` for each tree, in float32; `vote` is 0 except at the last steps."""
+        """Returns `{"score": (N,), "vote": (N,)}` for each tree, in float32.
+
+        `vote` is 1 at the last step of the tree's heaviest chain, 0 without an answer and before last steps.
+        """
         outputs = []
         for tree, x_NF in zip(trees, evidence.read(self.sources, trees), strict=True):
             if not tree.nodes:
@@ -197,7 +201,8 @@ class FusedVerifier:
     def save(self, folder: str | os.PathLike) -> None:
         """Writes `verifier.json`, atomically, and creates the folder; an earlier one is replaced.
 
-        The loaded verifier gives the same scores. Raises OSError if the folder cannot be written.
+        Marks the file as the user's own, so that loading trusts it. The loaded verifier gives the same scores. Raises
+        OSError if the folder cannot be written.
         """
         place = path_of(folder)
         place.mkdir(parents=True, exist_ok=True)
@@ -229,7 +234,7 @@ def request_of(sources: Sequence[Source], ranker: Ranker, vote: Vote, chooses: s
     """Returns all that the scores depend on: `sources`, `coefficients`, `calibration` and `vote`, as JSON values.
 
     `chooses` ("chains" or "answers") is a key only if it is not "chains". `sources` maps names to `version` and
-    request.
+    request; `coefficients` lists all weights, then means, then scales; `calibration` is [slope, intercept].
     """
     of_answers = {"chooses": chooses} if chooses != "chains" else {}
     return of_answers | {
@@ -245,9 +250,9 @@ def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
 
     Raises:
         FileNotFoundError: the folder has no `verifier.json`, or a source's model is absent.
-        RecordError: `verifier.json` is not JSON, or a field is absent or has the wrong type.
-        ValueError: a source has another version, a model has changed, or a stranger's file names a judge.
-        ForeignCode: a stranger's file names a source that is code.
+        RecordError: `verifier.json` is not JSON or of another format, or a field is absent or wrong.
+        ValueError: a source has another version, a model has changed, or a file not written here names a judge.
+        ForeignCode: a file not written here names a source that is code.
     """
     place = path_of(folder)
     where = os.fspath(place / FILE)
