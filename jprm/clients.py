@@ -11,7 +11,7 @@
 
 Records are sent as concurrent requests; samples go in batches that keep each problem together. Temporary failures (a
 server that is loading, full or away) are retried with growing waits. A blank completion has no steps: its result is
-None or empty, not an error.
+`None` or empty, not an error.
 
 Needs only the package httpx2.
 """
@@ -71,7 +71,7 @@ class Scored:
 
     @property
     def score(self) -> float | None:
-        """Score of the first chain; None if the record is blank, or a judge gave no score."""
+        """Score of the first chain; `None` if the record is blank, or a judge gave no score."""
         return self.chains[0]["score"] if self.chains else None
 
 
@@ -129,7 +129,7 @@ class AsyncClient:
         await self._http.aclose()
 
     async def score(self, problem: str, steps: Sequence[str]) -> list[float | None]:
-        """Returns one score per step, None if a judge gave none; [] if all are blank (ServerError if some)."""
+        """Returns one score per step, `None` if a judge gave none; [] if all are blank (ServerError if some)."""
         (scored,) = await self.score_many([{"problem": problem, "steps": list(steps)}])
         return scored.scores
 
@@ -161,9 +161,9 @@ class AsyncClient:
         A step is a dict of `span` ([start, stop) in the text), `score`, `turn`, `token` (index of its last token, if
         the sample has tokens) and, for several outputs, `outputs`. `credit` (in `jprm.methods.rl.credit.CREDITS`, or
         options) adds each step's `reward`, the `tail_reward`, and `token_rewards` for a sample with tokens (`ids` are
-        read by the server's `tokenizer`, by default its first). A blank sample has no steps and score None. Samples of
-        one problem stay in one request, since a credit may compare them. If a request is too large for the server, it
-        is split in halves. `rule` as in `score_many`.
+        read by the server's `tokenizer`, by default its first). A blank sample has no steps and score `None`. Samples
+        of one problem stay in one request, since a credit may compare them. If a request is too large for the server,
+        it is split in halves. `rule` as in `score_many`.
         """
         for i, sample in enumerate(samples):
             _encoded(sample, f"samples[{i}]")
@@ -198,7 +198,7 @@ class AsyncClient:
     ) -> list[tuple[int, float | None]]:
         """Returns the `top` pairs (index from 0, score), by default all, best first by `rule`, e.g. `min`.
 
-        Blank solutions come last, with score None.
+        Blank solutions come last, with score `None`.
         """
         places = [i for i, text in enumerate(solutions) if text.strip()]
         blank: list[tuple[int, float | None]] = [(i, None) for i, text in enumerate(solutions) if not text.strip()]
@@ -217,7 +217,7 @@ class AsyncClient:
         """Returns n dicts by the server's policy: new `steps`, their `scores`, `score`, `tokens`, `finish_reason`.
 
         `until` is `step` for one step each, or `end` for the rest of the chain; `seed` is the first sample's number.
-        Calls of one `caller`, a secret, share prefixes. A blank one has no steps. `score` is of the chain (None if
+        Calls of one `caller`, a secret, share prefixes. A blank one has no steps. `score` is of the chain (`None` if
         blank or failed), `tokens` a count, `finish_reason` `stop`, `step`, `length` or `error`, with the text `error`.
         """
         body = {"problem": problem, "steps": list(steps), "n": n, "until": until, "seed": seed}
@@ -245,7 +245,7 @@ class AsyncClient:
         return await self._post("/v1/score", asked, read)
 
     def _with(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds the model's name to a request body, and drops None values."""
+        """Adds the model's name to a request body, and drops `None` values."""
         return {name: value for name, value in {**body, "model": self.model}.items() if value is not None}
 
     async def _post(self, path: str, body: Mapping[str, Any], read: Callable[[Any], T]) -> T:

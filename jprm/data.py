@@ -37,7 +37,7 @@ def load(path: str | os.PathLike) -> Sequence[dict[str, Any]]:
 
 
 def is_shards(path: str | os.PathLike) -> bool:
-    """Returns whether a path is a folder of token shards (False if absent). Raises ValueError if some are missing."""
+    """Returns whether a path is a folder of token shards (`False` if absent). Raises ValueError if some are missing."""
     place = path_of(path)
     if (place / SHARDS).is_file():
         return True

@@ -311,7 +311,7 @@ def read(path: str | os.PathLike) -> Experiment:
 
 
 def read_record(path: str | os.PathLike) -> tuple[Experiment, float | None]:
-    """Like `read`, with its errors; also returns the objective's `log_ratio` (beta), None if the head scores."""
+    """Like `read`, with its errors; also returns the objective's `log_ratio` (beta), `None` if the head scores."""
     try:
         values = parse(path_of(path).read_bytes(), os.fspath(path))
         version = values.pop("version", 1) if isinstance(values, dict) else 1
@@ -349,7 +349,7 @@ def _check_names(values: Any, path: str | os.PathLike) -> None:
 
 
 def written(experiment: Experiment, log_ratio: float | None = None, id: str = "") -> str:
-    """Returns the text of experiment.json, which `read_record` and `run_id` read; None or "" leaves a key out."""
+    """Returns the text of experiment.json, which `read_record` and `run_id` read; `None` or "" leaves a key out."""
     extra = {key: value for key, value in ((ID, id), (LOG_RATIO, log_ratio)) if value not in (None, "")}
     return json.dumps({"version": VERSION, **extra, **to_json(experiment)}, indent=2) + "\n"
 

@@ -303,7 +303,7 @@ def _estimate(sides: Sequence[tuple[float, Sequence[Draws]]], of_fractions: bool
 
 
 def jsonable(x: Any) -> Any:
-    """Returns a number as a float, an array as nested lists of floats; non-finite values become None."""
+    """Returns a number as a float, an array as nested lists of floats; non-finite values become `None`."""
     if isinstance(x, np.ndarray) and x.ndim:
         return [jsonable(item) for item in x]
     return float(x) if np.isfinite(x) else None

@@ -288,7 +288,7 @@ def _labels(
 def _extra(tree: ReasoningTree, name: str, key: str, field: str, absent: float) -> Float32[np.ndarray, " M"]:
     """Returns each node's number under `key`, e.g. `rollouts`; of a scored file also `score`, and outputs by name.
 
-    If a record has `classes`, with a name, a list of names or None per step, the number is whether the step has the
+    If a record has `classes`, with a name, a list of names or `None` per step, the number is whether the step has the
     class. `absent` replaces a missing number; errors name the option `field`.
     """
     fields, output = ("score", "label"), key.removeprefix("outputs.")

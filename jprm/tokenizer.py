@@ -68,7 +68,7 @@ class Tokenizer(Protocol):
         ...
 
     def token_id(self, token: str) -> int | None:
-        """Returns a token's id by its exact name, or None."""
+        """Returns a token's id by its exact name, or `None`."""
         ...
 
     @property
@@ -122,7 +122,7 @@ class JsonTokenizer:
 
     @functools.cached_property
     def specials(self) -> re.Pattern[str] | None:
-        """Matches special token names in a text; None if there are none."""
+        """Matches special token names in a text; `None` if there are none."""
         added = self.inner.get_added_tokens_decoder().values()
         names = sorted((token.content for token in added if token.special and token.content), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names))) if names else None
@@ -210,7 +210,7 @@ def load_tokenizer(path: str | os.PathLike[str], vocab_size: int | None = None, 
 
     A Hub address `hf://OWNER/NAME@REVISION` or a bucket's folder is downloaded to a cache (OSError if that fails).
     Raises FileNotFoundError if there is none, and ValueError if the file is damaged, unknown, made to fill the memory,
-    or has ids beyond the model's `vocab_size` (embeddings; None: unchecked).
+    or has ids beyond the model's `vocab_size` (embeddings; `None`: unchecked).
     """
     names = ("tokenizer.json", "tokenizer.model", CONFIG, TEMPLATE, TOOLS)
     path = local_copy(place_of(path, names), names)
@@ -323,7 +323,7 @@ LONGEST_TEMPLATE = 2**20
 
 
 def chat_of(folder: Path) -> ChatTemplate | None:
-    """Returns the chat template in a tokenizer's folder, or None.
+    """Returns the chat template in a tokenizer's folder, or `None`.
 
     Raises FileNotFoundError or ValueError if it is damaged, too long or lacks the file naming its tokens.
     """
@@ -342,7 +342,7 @@ def chat_of(folder: Path) -> ChatTemplate | None:
 
 
 def checked_template(path: Path, template: Any, tokens: Mapping[str, Any]) -> ChatTemplate | None:
-    """Returns a tokenizer's chat template: a text, `default` and `tool_use` of several (others are ignored), or None.
+    """Returns a tokenizer's chat template: a text, `default` and `tool_use` of several (others are ignored), or `None`.
 
     `path` is for errors, `tokens` are its control tokens by name, e.g. `bos_token`, and the date that it may write.
 
@@ -416,7 +416,7 @@ class Layout(Protocol):
         ...
 
     def last(self, text: str, number: int) -> list[int] | None:
-        """Returns the ids for step `number` (from 0) if it ends its chain and is then read differently; else None."""
+        """Returns the ids for step `number` (from 0) if it ends its chain and is then read differently; else `None`."""
         ...
 
 
@@ -473,7 +473,7 @@ class TemplateLayout:
 
     @property
     def end_of_step(self) -> int | None:
-        """The id of the token at every step's end, or None if the template names none."""
+        """The id of the token at every step's end, or `None` if the template names none."""
         return self.ids.get(self._cut(self.later[-1])[-1])
 
     def _filled(self, pieces: Sequence[list[int] | tuple[str, bool]], values: Mapping[str, str]) -> list[int]:

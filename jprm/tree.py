@@ -249,7 +249,7 @@ def with_scores(
 ) -> ReasoningTree:
     """Returns a copy with scores[i] as node i's score, and `outputs` (equally long lists) as its named outputs.
 
-    They replace earlier ones; with None the outputs stay. Entries of context nodes are ignored. Raises ValueError if
+    They replace earlier ones; with `None` the outputs stay. Entries of context nodes are ignored. Raises ValueError if
     there is not one score per node.
     """
     nodes = []

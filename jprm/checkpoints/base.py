@@ -120,7 +120,7 @@ def load_language_model(path: Given | Found, config: ModelConfig, dtype: Dtype =
 
 
 def check_language_model(path: Given | Found) -> tuple[ModuleType | None, Any]:
-    """Returns the module (of `MODULES`) that reads the model, and its local path; for a run None and its address.
+    """Returns the module (of `MODULES`) that reads the model, and its local path; for a run `None` and its address.
 
     Raises ValueError for a reward model, FileNotFoundError if there is no model.
     """

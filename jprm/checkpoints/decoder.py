@@ -50,7 +50,7 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def slots(config: ModelConfig) -> Iterator[Slot]:
-    """Yields (role, layer from 0) for every decoder tensor, grouped by role; None for embedding and final norm."""
+    """Yields (role, layer from 0) for every decoder tensor, grouped by role; `None` for embedding and final norm."""
     yield from (("embed", None), ("final_norm", None))
     for role, (_, _, at) in layers.stacks(config, 0, config.layers).items():
         for layer in at:

@@ -85,7 +85,7 @@ class Tensors:
 
 
 def _files(path: pathlib.Path) -> Mapping[pathlib.Path, set[str] | None]:
-    """Returns the files to open, with the tensor names that the index lists for each (None without an index)."""
+    """Returns the files to open, with the tensor names that the index lists for each (`None` without an index)."""
     if path.is_dir() and not (path / FILE).is_file():
         if (path / INDEX).is_file():
             return _read_index(path)

@@ -120,7 +120,7 @@ def abstract(tree: Any) -> Any:
 
 
 def restore(checkpoints: Checkpoints, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Returns the newest checkpoint's parts `wanted`: `params`, `optimizer` (abstract arrays), `run` (None: JSON).
+    """Returns the newest checkpoint's parts `wanted`: `params`, `optimizer` (abstract arrays), `run` (`None`: JSON).
 
     Raises ValueError, naming folder and fix, if there is no checkpoint, or it is damaged or from another model.
     """

@@ -215,7 +215,7 @@ BEAT, MISSED = 5.0, 6
 
 
 class FolderLock:
-    """Lock on training in a folder: call `attempt` until it is True, later `release`. Made by `folder_lock`."""
+    """Lock on training in a folder: call `attempt` until it is `True`, later `release`. Made by `folder_lock`."""
 
     def __init__(self, workdir: Place):
         self.path: Any = workdir / FILE
@@ -229,9 +229,9 @@ class FolderLock:
         self._beating: threading.Thread | None = None
 
     def attempt(self) -> bool:
-        """Tries to take the folder (made if absent). If False, call again: it may have waited one beat, 5 s.
+        """Tries to take the folder (made if absent). If `False`, call again: it may have waited one beat, 5 s.
 
-        If True, a thread renews `training.lock` at every beat, and ends this process (status 1) if another run took
+        If `True`, a thread renews `training.lock` at every beat, and ends this process (status 1) if another run took
         the folder over. Raises ValueError if another run is training in it, OSError if it cannot be read or written.
         """
         if not self._take():
@@ -266,7 +266,7 @@ class FolderLock:
         raise NotImplementedError
 
     def _free(self, holder: dict[str, Any], locked: bool | None) -> bool:
-        """Returns whether the holder is gone; False after waiting one beat, if only further beats can decide.
+        """Returns whether the holder is gone; `False` after waiting one beat, if only further beats can decide.
 
         `locked` is the result of `_locked`. Raises ValueError if the holder is training.
         """
@@ -284,7 +284,7 @@ class FolderLock:
         return True
 
     def _gone(self, holder: dict[str, Any], locked: bool | None) -> bool | None:
-        """Returns whether the holder has ended; None if only its beats can decide."""
+        """Returns whether the holder has ended; `None` if only its beats can decide."""
         if not holder:
             return True if locked else None  # without a lock: one that just begins
         if holder.get("boot") != self._me["boot"]:

@@ -94,7 +94,7 @@ def check_unchanged(request: dict[str, Any], remedy: str) -> None:
 
 @contextlib.contextmanager
 def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) -> Iterator[Growing | None]:
-    """Yields `OUTPUT.part`, open at its end for reading and appending, and locked; None if `output` is finished.
+    """Yields `OUTPUT.part`, open at its end for reading and appending, and locked; `None` if `output` is finished.
 
     The caller must pass it to `finish` when complete. After an error, the lines written so far stay (in a bucket, if
     flushed); an empty part is removed, with its request. `request` is a JSON object, stored in OUTPUT.info.json, whose
@@ -131,7 +131,7 @@ def continued(output: str | os.PathLike, request: dict[str, Any], *more: Place) 
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns the names of entries that differ in two requests, nested as `PART.NAME`; an absent one equals None."""
+    """Returns the names of entries that differ in two requests, nested as `PART.NAME`; an absent one equals `None`."""
     names = []
     for name in {**now, **before}:
         old, new = before.get(name), now.get(name)
@@ -222,7 +222,7 @@ def code_of(value: Any) -> dict[str, str]:
 
 
 def text_of_module(module: types.ModuleType) -> str | None:
-    """Returns a module's source text, as executed if by `jprm.options.run`; None without a .py file."""
+    """Returns a module's source text, as executed if by `jprm.options.run`; `None` without a .py file."""
     text = vars(module).get("__text__")  # of `jprm.options.run`: what ran, not what is there now
     if text is not None:
         return text
@@ -380,7 +380,7 @@ class Bar(Progress):
             print(self.line(), flush=True)
 
     def add(self, count: float = 1, note: str | None = None) -> None:
-        """Counts `count` more and redraws, with the `note` unless it is None."""
+        """Counts `count` more and redraws, with the `note` unless it is `None`."""
         self.update(self._task, advance=count, description=note)
 
     def follow(self, items: Iterable[Any]) -> Iterator[Any]:

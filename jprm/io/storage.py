@@ -238,7 +238,7 @@ class Local(pathlib.PosixPath):
             yield Growing(file, self)
 
     def append(self, line: bytes) -> bool:
-        """Appends immediately to the file, made if absent; returns True, as local files can grow."""
+        """Appends immediately to the file, made if absent; returns `True`, as local files can grow."""
         with self.open("ab") as file:
             file.write(line)
         return True
@@ -425,7 +425,7 @@ class Remote(os.PathLike):
             yield file
 
     def append(self, line: bytes) -> bool:
-        """Returns False without writing: an object cannot grow."""
+        """Returns `False` without writing: an object cannot grow."""
         return False
 
     @contextlib.contextmanager
@@ -610,7 +610,7 @@ class Appended(Growing):
             (self.remote / name).unlink(missing_ok=True)
 
     def clear(self) -> bool:
-        """Returns False: a piece is never empty, and another run may have started this output."""
+        """Returns `False`: a piece is never empty, and another run may have started this output."""
         return False
 
 

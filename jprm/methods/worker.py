@@ -34,7 +34,7 @@ class Worker:
         self._idle: list[_Process] = []
 
     def ask(self, question: Any, limit_s: float) -> Any:
-        """Returns the reply to a JSON value, as JSON; None if time ran out or the process died or raised.
+        """Returns the reply to a JSON value, as JSON; `None` if time ran out or the process died or raised.
 
         `limit_s` counts neither the wait for a free process nor its start, at most 120 s. A process that ran out of
         time is killed, and a later question starts a new one. Raises OSError if the process does not start, TypeError
@@ -106,7 +106,7 @@ class _Process:
 
 def serve(prepare: Callable[[], Callable[[Any], Any]]) -> None:
     """Answers questions in the worker until its input ends. `prepare` does the slow imports and returns the reply
-    function. If that raises, the answer is None. Memory is limited to 4 GiB, and printing goes to stderr.
+    function. If that raises, the answer is `None`. Memory is limited to 4 GiB, and printing goes to stderr.
     """
     import logging
     import resource

@@ -49,8 +49,8 @@ class Implementation:
     plan: (until (B, T), position (B, T), config) to anything that `attend` needs to know about the rows. It is computed
         once for all layers. It should raise ValueError if the row length is not supported.
     attend: (q (B, T, K, G, H), k and v (B, S, K, H), plan, config, window) to (B, T, K, G, H), by a float32 softmax. It
-        must scale q by `config.query_scale`, cap (`capped`) and mask. `window` is in positions; None: no window.
-    refuses: (config, backend, context) to None, or the reason why the model, the backend (None: any) or rows in
+        must scale q by `config.query_scale`, cap (`capped`) and mask. `window` is in positions; `None`: no window.
+    refuses: (config, backend, context) to `None`, or the reason why the model, the backend (`None`: any) or rows in
         `context` parts are not supported; by default parts are not.
     backend: the platform on which it is fast, e.g. "tpu"; "" for all. Elsewhere `suited` replaces it.
     chain_rows: whether a row must hold one chain; the packer then packs single chains.
@@ -149,7 +149,7 @@ PROJECTED = "projected"
 
 def with_backward(forward: Callable, backward: Callable) -> Callable[..., Array]:
     """Returns `Implementation.attend` by forward, (q, k, v, plan, config) to (output, saved), and backward, (config,
-    saved, dy) to (dq, dk, dv, None). The plan must be a dataclass with a field `window`."""
+    saved, dy) to (dq, dk, dv, `None`). The plan must be a dataclass with a field `window`."""
 
     @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
     def attention(q_BTKGH, k_BTKH, v_BTKH, plan, config):
@@ -167,7 +167,7 @@ def capped(logit, softcap: float):
 
 
 def unsplit_only(name: str, context: int) -> str | None:
-    """Returns the reason for `Implementation.refuses` if rows are split into `context` > 1 parts, else None."""
+    """Returns the reason for `Implementation.refuses` if rows are split into `context` > 1 parts, else `None`."""
     if context == 1:
         return None
     return (

@@ -121,10 +121,10 @@ class Head:
     channels: tuple[str, ...]
     """Logit names, in order; () means one logit per vocabulary entry."""
     readout: Readout | None
-    """Logits to named outputs; None if the head scores no steps."""
+    """Logits to named outputs; `None` if the head scores no steps."""
     target: Target
     log_likelihood: Callable[[Array, Array], Array] | None = None
-    """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant, or None."""
+    """(logits (..., C), targets (...)) to (...), natural logarithms up to a constant, or `None`."""
     log_odds: tuple[float, ...] = ()
     """The channel logits for log-odds 1. `jprm.methods.layers.head_init` scales its fitted log-odds by them. () if the
     score does not depend on log-odds; such a head is not fitted before training."""

@@ -77,7 +77,7 @@ class Weight:
 
     @property
     def places(self) -> tuple[str | None, ...]:
-        """Logical axes, the layer axis first, e.g. `(None, "embed", "mlp")` for "DF"; None is not split."""
+        """Logical axes, the layer axis first, e.g. `(None, "embed", "mlp")` for "DF"; `None` is not split."""
         return (None, *(SPLIT.get(axis) if len(self.axes) > 1 or axis != "D" else None for axis in self.axes))
 
 
@@ -117,13 +117,13 @@ class Kind:
     plan: (position (B, T), until (B, T), config) to anything that `apply` needs to know about the rows, computed once
         for all layers. If `apply` derives large arrays from the plan alone, such as masks, it must tie them to the
         layer by `jax.lax.optimization_barrier`, as attention does: otherwise the loop over layers keeps them.
-    settings: (config) to arrays (L, ...) for all the model's layers, with numbers that differ between them, or None.
-    refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or None. By
+    settings: (config) to arrays (L, ...) for all the model's layers, with numbers that differ between them, or `None`.
+    refuses: (config, context) to the reason why the model, or rows in `context` parts, are not supported, or `None`. By
         default rows in parts are not: shardings are explicit, so `apply` must say how tokens are split.
     flops: (config, tokens, layer) to a row's forward FLOPs beyond its matrix products.
     kernels: (config, a device's rows, tokens per row, mesh sizes) to FLOPs per kernel call there, for `jprm plan`.
     used: (config, role) to the fraction of a matrix used in a token's forward pass.
-    cached: the decoding state: `KEYS`, an `Attending` or a `Recurrent`; None if the kind cannot decode.
+    cached: the decoding state: `KEYS`, an `Attending` or a `Recurrent`; `None` if the kind cannot decode.
     """
 
     weights: Mapping[str, Weight]

@@ -84,7 +84,7 @@ def _arranged(sizes: list[int], devices) -> np.ndarray:
 
 
 def spec(*axes: str | None, mesh: Mesh | AbstractMesh | None = None) -> P:
-    """Returns the PartitionSpec for an array with these logical axes. None and unknown names are not split.
+    """Returns the PartitionSpec for an array with these logical axes. `None` and unknown names are not split.
 
     Names (`RULES`): batch, replicas, tokens, embed, vocab, kv_heads, mlp, experts. `context` and `expert` are omitted
     if the mesh (by default the current one) has size 1 along them. Raises ValueError if a mesh axis splits two axes.
@@ -110,7 +110,7 @@ def without(place: str | tuple[str, ...] | None, left_out: Collection[str]) -> s
 
 
 def sharding(*axes: str | None) -> P | None:
-    """Returns `spec` (which lists the names), or None without an explicit mesh, e.g. in a shard_map."""
+    """Returns `spec` (which lists the names), or `None` without an explicit mesh, e.g. in a shard_map."""
     return spec(*axes) if AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types else None
 
 
@@ -126,7 +126,7 @@ def row_parts(mesh: Mesh | AbstractMesh) -> int:
 
 
 def stream(x_BT: jax.Array) -> P | None:
-    """Returns the spec for states (B, T, D) or (B x T, D), split like the tokens in `x_BT`; None as `sharding`."""
+    """Returns the spec for states (B, T, D) or (B x T, D), split like the tokens in `x_BT`; `None` as `sharding`."""
     return sharding("batch", *(["tokens"] if parts(x_BT) > 1 else []))
 
 

@@ -61,7 +61,7 @@ def _param(
     module: nn.Module, name: str, shape: tuple[int, ...], scale: float | None = None, value: Any = 0.0,
     places: tuple[str | None, ...] = (),
 ) -> Any:  # fmt: skip
-    """Returns a parameter, created sharded: normal with standard deviation `scale`, or `value` if `scale` is None."""
+    """Returns a parameter, created sharded: normal with standard deviation `scale`, or `value` if `scale` is `None`."""
     if module.has_variable("params", name) and not isinstance(w := module.get_variable("params", name), Array):
         return w  # stored in another shape, which Flax would refuse
     place = sharding(*(places or axes_of(name)))
@@ -143,7 +143,7 @@ def plans_of(position_BT, until_BT, config: ModelConfig) -> dict[str, Any]:
 
 
 def settings_of(config: ModelConfig, first: int, stop: int) -> dict[str, Any]:
-    """Returns {kind name: `Kind.settings`} of the kind's own layers in first..stop-1 (first axis); None stays."""
+    """Returns {kind name: `Kind.settings`} of the kind's own layers in first..stop-1 (first axis); `None` stays."""
     return {
         name: jax.tree.map(lambda x_L, at=at: jnp.asarray(x_L[np.array(at)]), layers.find(name).settings(config))
         for name, at in layers.places(config, first, stop).items()
@@ -295,7 +295,7 @@ class HeadLayer(nn.Module):
 def check_model(config: ModelConfig, backend: str | None = None, context: int = 1) -> None:
     """Raises ValueError if a part named in the config does not exist, or the parts do not fit together.
 
-    Each layer kind and the attention may refuse the model, the backend (None: any), or rows in `context` parts.
+    Each layer kind and the attention may refuse the model, the backend (`None`: any), or rows in `context` parts.
     """
     if not find(config.head).channels and config.steps:
         raise ValueError(f"steps={config.steps!r} changes states at step ends, and head {config.head!r} reads tokens")
@@ -434,7 +434,7 @@ def attention_plan(position_BT: Int[Array, "B T"], until_BT: Int[Array, "B T"], 
 
 
 def positions(position_BT: Int[Array, "B T"], config: ModelConfig) -> tuple[tuple[Rotation, Rotation], Array | None]:
-    """Returns a `Plan`'s rotations (without and with a window) and query growth (None without `query_growth`)."""
+    """Returns a `Plan`'s rotations (without and with a window) and query growth (`None` without `query_growth`)."""
     growth_BT = None
     if config.query_growth:  # Ministral 3, after Llama 4: 1 + beta log(1 + floor(position / positions of training))
         beta, trained = config.query_growth
@@ -454,14 +454,14 @@ def rotary(position_BT: Int[Array, "B T"], config: ModelConfig, local: bool = Fa
 
 
 def windows(config: ModelConfig) -> np.ndarray | None:
-    """Returns each layer's window, (L,) int32, `UNBOUNDED` for a layer without; None if no layer has one."""
+    """Returns each layer's window, (L,) int32, `UNBOUNDED` for a layer without; `None` if no layer has one."""
     if not config.windows:
         return None
     return np.array([config.windows[i % len(config.windows)] or UNBOUNDED for i in range(config.layers)], np.int32)
 
 
 def attention_settings(config: ModelConfig) -> dict[str, np.ndarray | None]:
-    """Returns {"window": `windows`, "turns": whether each layer rotates, (L,) bool, or None if all do}."""
+    """Returns {"window": `windows`, "turns": whether each layer rotates, (L,) bool, or `None` if all do}."""
     rope = config.rope_layers
     turns_L = np.array([bool(rope[i % len(rope)]) for i in range(config.layers)]) if rope else None
     return {"window": windows(config), "turns": turns_L}
@@ -500,7 +500,7 @@ def fused_qkv(w: Mapping[str, Array]) -> dict[str, Array]:
 
 def project_heads(y_BTD, w: Mapping[str, Array], rotation: Rotation, growth_BT, config: ModelConfig):
     """Returns rotated, unscaled queries (B, T, K, G, H) and keys, and values (B, T, K, H). B and T may be one axis.
-    `y_BTD` is normed; `rotation` is (cos, sin); `growth_BT` multiplies the queries (None: 1)."""
+    `y_BTD` is normed; `rotation` is (cos, sin); `growth_BT` multiplies the queries (`None`: 1)."""
     if "qkv" in w:
         qkv_BTKXH = product(y_BTD, w["qkv"], config)
         q_BTKGH, k_BTKXH, v_BTKXH = jax.lax.split(qkv_BTKXH, (config.group, 1, 1), axis=qkv_BTKXH.ndim - 2)

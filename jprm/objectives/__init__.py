@@ -56,7 +56,7 @@ class OfSteps:
 
     @property
     def pairs(self) -> bool | str:
-        """True: compares alternatives; "problem": a tree's steps; False: no pairs. Training logs `pairs_lost`."""
+        """True: compares alternatives; "problem": a tree's steps; `False`: no pairs. Training logs `pairs_lost`."""
         return False
 
     def __call__(self, params: dict[str, Any], rows: Rows, config: ObjectiveConfig) -> tuple[Scalar, Scalar, dict]:
@@ -111,7 +111,7 @@ Loss = Callable[[Head, Float[Array, "B S C"], Float[Array, "B S"], Float[Array, 
 
 @dataclasses.dataclass(frozen=True)
 class Pointwise(OfSteps):
-    """One labelled slot at a time: a loss of logits and target, times the weight. `target` None takes any head."""
+    """One labelled slot at a time: a loss of logits and target, times the weight. `target` `None` takes any head."""
 
     loss: Loss
     target: Target | None = None
@@ -479,7 +479,7 @@ BINS = 512
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A sum and its divisor; both add up. The mean is None if the divisor is 0."""
+    """A sum and its divisor; both add up. The mean is `None` if the divisor is 0."""
 
     total: Scalar
     weight: Scalar
@@ -497,7 +497,7 @@ class ScoreSums:
     histogram_CN: Float[Array, "2 N"]  # weight by class (incorrect, correct) and bin of the score
 
     def means(self) -> dict[str, float | None]:
-        """Returns `step_accuracy` at 0.5 (0 without steps) and `auroc`, which is None if all steps share a class."""
+        """Returns `step_accuracy` at 0.5 (0 without steps) and `auroc`, which is `None` if all steps share a class."""
         wrong_N, right_N = np.asarray(self.histogram_CN).astype(np.float64)
         below_N = np.cumsum(wrong_N) - wrong_N
         pairs = wrong_N.sum() * right_N.sum()
@@ -531,7 +531,7 @@ class Load:
     chosen_N: Float[Array, " N"]
 
     def means(self) -> dict[str, float | None]:
-        """Returns `expert_load`, the largest load over the mean (None if all are 0), and the share `experts_idle`."""
+        """Returns `expert_load`, the largest load over the mean (`None` if all are 0), and the share `experts_idle`."""
         chosen_N = np.asarray(self.chosen_N).astype(np.float64)
         largest = float(chosen_N.max() / chosen_N.mean()) if chosen_N.any() else None
         return {"expert_load": largest, "experts_idle": float((chosen_N == 0).mean())}
@@ -554,7 +554,7 @@ def summed(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def means(metrics: dict[str, Any], count: float) -> dict[str, float | None]:
-    """Returns {name to log: value or None} from `summed` metrics over `count` labels: `ScoreSums` and `Load` by their
+    """Returns {name to log: value or `None`} from `summed` metrics over `count` labels: `ScoreSums` and `Load` by their
     `means`, a `Mean` by its own divisor, other sums divided by `count` (0 if it is 0)."""
     values: dict[str, float | None] = {}
     for name, value in metrics.items():
@@ -673,13 +673,13 @@ def check(objective: Objective, config: ObjectiveConfig) -> None:
 
 
 def log_ratio(objective: Objective) -> float | None:
-    """Returns the objective's log-ratio factor, or None if its model scores by the head."""
+    """Returns the objective's log-ratio factor, or `None` if its model scores by the head."""
     return getattr(objective, LOG_RATIO, None)
 
 
 def source(name: str, workdir: str | os.PathLike | None = None) -> str | None:
-    """Returns the text of FILE.py in `name`, or of its copy in the run's `workdir` if it is gone; None for other names.
-    Raises ValueError if both are gone, or they differ."""
+    """Returns the text of FILE.py in `name`, or of its copy in the run's `workdir` if it is gone; `None` for other
+    names. Raises ValueError if both are gone, or they differ."""
     path = pathlib.Path(name.rpartition(":")[0])
     if path.suffix != ".py":
         return None

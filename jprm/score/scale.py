@@ -36,7 +36,7 @@ class Scale:
     threshold: benchmarks call a step correct above it, if no threshold is tuned.
     weight: the map from a score to a vote's weight in [0, 1]. `score`: the identity, for probabilities. `half`: (1 +
         score) / 2, for differences between two probabilities. `sigmoid`: for log odds.
-    redundancy: a step is redundant if the named output `redundancy` is above it; None without that output.
+    redundancy: a step is redundant if the named output `redundancy` is above it; `None` without that output.
     """
 
     threshold: float = 0.5

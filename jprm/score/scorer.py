@@ -263,7 +263,7 @@ class PRM:
     def prepare(self, trees: Sequence[ReasoningTree], row: int | None = None) -> Prepared:
         """Tokenises and packs trees for `outputs_of`, without the device, e.g. in a thread while another scores.
 
-        row: the largest row in tokens, at most LONGEST (also None), unless a chain is longer. Larger trees are split;
+        row: the largest row in tokens, at most LONGEST (also `None`), unless a chain is longer. Larger trees are split;
             scores then change by rounding. Raises ValueError if a chain is too long for the model.
         """
         prepared = self._prepared(trees, row)
@@ -399,7 +399,7 @@ class PRM:
         return longest_chain(token_tree(tree_of(dict(record)), self.layout, context=limit)) <= limit
 
     def check_length(self, tokens: int, where: str) -> None:
-        """Raises LongChain, naming `where`, if a chain of so many tokens exceeds `context` (None: never)."""
+        """Raises LongChain, naming `where`, if a chain of so many tokens exceeds `context` (`None`: never)."""
         if self.context is not None and tokens > self.context:
             raise LongChain(
                 f"{where}: its longest chain takes {tokens:,} tokens, and {self.name} reads {self.context:,} at most."
@@ -667,7 +667,7 @@ def check_memory(config: ModelConfig, tokens: int, rows: int, mesh: Mesh) -> Non
 
 
 def memory_of(mesh: Mesh) -> int | None:
-    """Returns one mesh device's memory in bytes (host memory for a CPU), or None if unknown."""
+    """Returns one mesh device's memory in bytes (host memory for a CPU), or `None` if unknown."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
         try:

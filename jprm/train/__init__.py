@@ -76,7 +76,7 @@ class Trainer:
 
     Args:
         workdir: the run's folder, local or in a bucket, made if absent; experiment.json, digests and the tokenizer are
-            written to it. Training continues from its newest checkpoint. None: nothing is saved, and the experiment's
+            written to it. Training continues from its newest checkpoint. `None`: nothing is saved, and the experiment's
             data are read only by `batches`.
         objective: replaces `experiment.objective` and takes the same options. The run records its module and name, and
             continues only with an objective by that name.
@@ -191,7 +191,7 @@ class Trainer:
 
     def evaluate(self, files: Sequence[str] = ()) -> dict[str, float | None]:
         """Returns `valid_loss`, `valid_labels` (their count) and metrics over files (default: `data.valid`), e.g.
-        `valid_auroc` (None if labels are all alike). Raises ValueError if there is no file or no row, and as
+        `valid_auroc` (`None` if labels are all alike). Raises ValueError if there is no file or no row, and as
         `own_batches`."""
         if not (files := files or self.experiment.data.valid):
             raise ValueError("data.valid names no file: pass files to evaluate, e.g. trainer.evaluate(['valid.jsonl'])")
@@ -204,7 +204,7 @@ class Trainer:
     def measure(self, rows: Rows, objective: Objective) -> dict[str, float | None]:
         """Returns `loss` (per label), `labels` (their count) and the objective's metrics on rows (A, B, ...).
 
-        `loss` is 0 without labels, a metric None if undefined. Raises ValueError if A is 0 or rows do not fit.
+        `loss` is 0 without labels, a metric `None` if undefined. Raises ValueError if A is 0 or rows do not fit.
         """
         with jax.set_mesh(self.mesh):
             return measured(objective, self._models(), unstacked(rows), self.experiment.task)
@@ -276,7 +276,7 @@ def _recording(objective: Objective, experiment: Experiment, workdir: Place | No
 def measured(
     objective: Objective, params: dict[str, Any], micro: Iterable[Rows], config: ObjectiveConfig
 ) -> dict[str, float | None]:
-    """Returns `loss` (per label; 0 without labels), `labels` (their count) and metrics (None if undefined).
+    """Returns `loss` (per label; 0 without labels), `labels` (their count) and metrics (`None` if undefined).
 
     `params` are of `state.models`, on the current mesh. Raises ValueError without micro-batches, or as `check_rows`.
     """
@@ -360,7 +360,7 @@ def train(experiment: Experiment, workdir: str | os.PathLike, callbacks: Sequenc
 
 
 def least_seconds(trainer: Trainer) -> float | None:
-    """Returns the seconds per update of full rows at all devices' peak bfloat16 rate, or None if it is unknown."""
+    """Returns the seconds per update of full rows at all devices' peak bfloat16 rate, or `None` if it is unknown."""
     data, rate = trainer.experiment.data, peak(jax.devices()[0].device_kind)
     if rate is None:
         return None
@@ -420,9 +420,9 @@ class Stopped(Exception):
 def stop_signal() -> Iterator[Callable[[int], bool]]:
     """Yields a function to call after each step with its number; it returns whether to save and stop now.
 
-    It returns True after SIGTERM, which schedulers send before a preemption. If one process receives it, jax makes
+    It returns `True` after SIGTERM, which schedulers send before a preemption. If one process receives it, jax makes
     all of them stop at the next common step. The earlier handler returns at the end. A thread other than the main one
-    cannot receive it: without `jax.distributed` the function then returns False.
+    cannot receive it: without `jax.distributed` the function then returns `False`.
     """
     if jax.distributed.is_initialized():
         yield _agreed()

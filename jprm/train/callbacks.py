@@ -330,7 +330,7 @@ class Goodput:
     _waited: float = dataclasses.field(default=0.0, init=False)  # for input, since then
 
     def step(self, counts: bool = True) -> float | None:
-        """Ends a step; returns the seconds since the last one or `rest` (None at first).
+        """Ends a step; returns the seconds since the last one or `rest` (`None` at first).
 
         With `counts` they are added to the productive ones, except seconds spent on `input`.
         """
@@ -449,7 +449,7 @@ class Watchdog:
 
 
 def read_beats(folder: Place, count: int) -> dict[int, dict[str, Any] | None]:
-    """Returns each process's last heartbeat (0 to `count` - 1) in WORKDIR/heartbeats, None if it cannot be read.
+    """Returns each process's last heartbeat (0 to `count` - 1) in WORKDIR/heartbeats, `None` if it cannot be read.
 
     Keys: `step`, `doing`, `since` and `time` (Unix time), `waits` (for other processes), `host`, `pid`.
     """
@@ -527,7 +527,7 @@ class Profile:
 @functools.cache
 def versions() -> dict[str, str | None]:
     """Returns versions by library, of `python`, of `jprm`, and its `commit`: of the checkout (by git), else
-    JPRM_COMMIT, else None. The result is cached and must not be changed.
+    JPRM_COMMIT, else `None`. The result is cached and must not be changed.
 
     `libtpu` and jax's CUDA plugins, which compile the step, are included if installed.
     """
@@ -548,7 +548,7 @@ COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"
 
 
 def changed_compiler(before: Mapping[str, str | None]) -> str | None:
-    """Returns a sentence naming the compilers changed during a run, or None.
+    """Returns a sentence naming the compilers changed during a run, or `None`.
 
     `before` is an earlier result of `versions`. Version 0.1 recorded only jax and jaxlib: an unknown version does not
     count as changed.

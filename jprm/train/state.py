@@ -83,7 +83,7 @@ class Metrics:
     skipped: Scalar  # 1 for a bad step that was left out
 
     def means(self) -> dict[str, float | None]:
-        """Returns `loss` (per label, or 0) and metrics, e.g. `auroc` (None if undefined). Waits for the device."""
+        """Returns `loss` (per label, or 0) and metrics, e.g. `auroc` (`None` if undefined). Waits for the device."""
         count = float(self.count)
         return {"loss": float(self.loss) / divisor(count), **means(self.objective, count)}
 

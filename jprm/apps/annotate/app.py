@@ -282,8 +282,8 @@ def read_event(body: Mapping[str, Any], annotator: str, now: float) -> dict[str,
     """Validates a client's event for storage.
 
     Returns a new dict: `uuid` (8 to 64 ASCII letters, digits, `_` and `-`), `kind`, `annotator`, `task`, the kind's
-    fields (`FIELDS`; an absent `step` is None), and `time`, which is `now`. Seconds are rounded to milliseconds, texts
-    stripped. Whether task and step exist is not checked.
+    fields (`FIELDS`; an absent `step` is `None`), and `time`, which is `now`. Seconds are rounded to milliseconds,
+    texts stripped. Whether task and step exist is not checked.
 
     Raises Refusal (400) with the field that is unknown, absent or wrong.
     """

@@ -229,7 +229,7 @@ DOUBTED = 0.5
 
 def _anchoring(tasks: Tasks, rated: Sequence[Task], seed: int) -> dict[str, Any] | None:
     """Returns the effect of showing scores, shown minus hidden: `agreement` of the first error with the first step that
-    the model doubts (or neither exists), `with_an_error`, `seconds_a_step`. None for fewer than 8 of either.
+    the model doubts (or neither exists), `with_an_error`, `seconds_a_step`. `None` for fewer than 8 of either.
 
     Chance decides who sees scores of which chains, so the differences are causal effects (Tversky and Kahneman 1974).
     """
@@ -415,7 +415,7 @@ def _written(task: Task) -> Node:
 
 
 def _agreed(group: list[Task], tree: ReasoningTree) -> list[int | None]:
-    """Returns the rating of each step up to the first one on which annotators differ, then None.
+    """Returns the rating of each step up to the first one on which annotators differ, then `None`.
 
     In a trajectory only that step has no rating: its annotators continue from the same turn in any case.
     """

@@ -170,7 +170,7 @@ def rated_tree(tree: ReasoningTree) -> ReasoningTree:
 
 
 def ends_at_error(tree: ReasoningTree) -> bool:
-    """Whether a tree is rated only to its first error: True for a chain, False for trajectories and trees.
+    """Whether a tree is rated only to its first error: `True` for a chain, `False` for trajectories and trees.
 
     An agent may recover from a wrong turn.
     """

@@ -77,7 +77,7 @@ class Task:
 
     @property
     def error(self) -> int | None:
-        """Index of the first step rated wrong, or None."""
+        """Index of the first step rated wrong, or `None`."""
         return next((step for step, wrong in self.wrong.items() if wrong), None)
 
 
@@ -87,7 +87,7 @@ def changed(task: Task, after: Alternatives, event: Mapping[str, Any], recovers:
     `after` are the whole tree's alternatives (`alternatives_of`). An event has its `time` (seconds since 1970), and its
     `kind` with other keys, which must be there: `rate` (`step`, `rating`: -1, 0 or 1, `seconds`), `choose` (`step`,
     `seconds`), `write` (`text`; only if all alternatives are wrong), `finish` (`reason`: a `Reason`), `flag` (`on`),
-    `comment` (`step`, `text`), or `undo`, whose `step` is the last one, -1 if there is none, or None to undo the
+    `comment` (`step`, `text`), or `undo`, whose `step` is the last one, -1 if there is none, or `None` to undo the
     finish. Steps are node indices.
 
     Rating a step without alternatives also chooses it, unless it is wrong. With `recovers` (trajectories), the path may
@@ -162,7 +162,7 @@ class Tasks:
     def anchored(self, task: Task) -> bool:
         """Whether the annotator sees the model's scores in this task (decided by chance, from the study's seed).
 
-        Always False outside the pool `work`.
+        Always `False` outside the pool `work`.
         """
         config = self.study.config
         return (
@@ -209,7 +209,7 @@ class Tasks:
     def next(self, annotator: str, now: float) -> dict[str, Any] | None:
         """Returns the event that opens the annotator's next task, not yet applied.
 
-        Returns None if `AHEAD` tasks are open, none is left, or the screening is unfinished or failed. `now` is in
+        Returns `None` if `AHEAD` tasks are open, none is left, or the screening is unfinished or failed. `now` is in
         seconds since 1970: a work task left open for `CLAIM_SECONDS` is offered to others. The event has `uuid`, `kind`
         ("open"), `annotator`, `task` (the new id), `pool`, `index`, `again` (a repetition), and `time`, which is `now`.
         """
@@ -235,8 +235,8 @@ class Tasks:
     def screening(self, annotator: str) -> dict[str, Any]:
         """Returns the annotator's screening: counts `tasks` and `done`, `right`, and `passed`.
 
-        `right` is the sum of agreements (`as_known`), with two decimals. `passed` is None until all are done; then
-        whether `right` is at least `pass_screening * tasks`, True without screening tasks.
+        `right` is the sum of agreements (`as_known`), with two decimals. `passed` is `None` until all are done; then
+        whether `right` is at least `pass_screening * tasks`, `True` without screening tasks.
         """
         trees = self.study.trees["screening"]
         done = [task for task in self.opened_by(annotator) if task.pool == "screening" and task.finish]

@@ -564,7 +564,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def place_in(error: BaseException, files: Sequence[str]) -> str | None:
-    """Returns FILE:LINE if the error arose in one of the user's own `files`, else None."""
+    """Returns FILE:LINE if the error arose in one of the user's own `files`, else `None`."""
     file_of_path = {os.path.realpath(file): file for file in files}
     if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in file_of_path:
         return f"{error.filename}:{error.lineno}"
@@ -621,7 +621,7 @@ def _line(error: BaseException) -> str:
 
 
 def extra_hint(error: ModuleNotFoundError) -> str | None:
-    """Returns a message with the pip command for the missing package if an extra of jprm has it, else None."""
+    """Returns a message with the pip command for the missing package if an extra of jprm has it, else `None`."""
     package = _canonical((error.name or "").split(".")[0])
     try:
         requirements = metadata.requires("jax-prm") or []

@@ -141,7 +141,7 @@ class Commands(SubcommandApp):
     def chosen(self, args: Sequence[str]) -> Callable[..., Any] | None:
         """Returns the function of the command that the arguments name.
 
-        None if they end at a group, begin with an option or name no command.
+        `None` if they end at a group, begin with an option or name no command.
         """
         known = {name.replace("_", "-"): func for name, (func, _) in self.registered.items()}
         func = known.get(args[0].replace("_", "-")) if args else None

@@ -61,7 +61,7 @@ class Division:
 
     @property
     def ray(self) -> Ray | None:
-        """The settings of `--engine ray`, or None without it.
+        """The settings of `--engine ray`, or `None` without it.
 
         Raises ValueError if the options do not fit each other.
         """

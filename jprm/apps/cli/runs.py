@@ -232,7 +232,7 @@ def run_grid(
 
 
 def finished(folder: Place, experiment: Experiment) -> bool:
-    """Returns whether the folder holds a finished run of exactly this experiment; False if there is no run.
+    """Returns whether the folder holds a finished run of exactly this experiment; `False` if there is no run.
 
     Raises ValueError if the run's settings are damaged.
     """

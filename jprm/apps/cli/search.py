@@ -109,7 +109,7 @@ def tell_cut(counts: Mapping[str, int], policy: Any) -> None:
 
 
 def on_cpu(policy: Any) -> bool:
-    """Returns whether the policy is a local model on a CPU; False for a server."""
+    """Returns whether the policy is a local model on a CPU; `False` for a server."""
     mesh = getattr(policy, "mesh", None)
     return mesh is not None and all(device.platform == "cpu" for device in mesh.devices.flat)
 

@@ -233,7 +233,7 @@ def _into(module: Module, outer: Computation, fusion: Instruction) -> tuple[Comp
 
 
 def _affine(module: Module, where: Computation, name: str) -> tuple[int | None, int]:
-    """Returns `name` as (index or None, constant): an element of the loop's state plus a constant.
+    """Returns `name` as (index or `None`, constant): an element of the loop's state plus a constant.
 
     Raises UnknownTrips for any other value.
     """

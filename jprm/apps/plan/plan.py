@@ -107,7 +107,7 @@ def measured(program: counts.ProgramCounts, topology: Topology) -> dict[str, Any
     `program` has `flops`, `hbm_bytes`, `received` and `between_slices` (bytes), `collectives` (`totals`), and lists of
     names, `others_in_layers` and `uncounted_kernels`. `bounds` has `compute`, `hbm`, `interconnect` and `network` (see
     `Bounds`), the largest of them as `step`, its name as `by`, and `expected`, its seconds at the fraction of peak
-    published for the chip, None without one.
+    published for the chip, `None` without one.
     """
     bound = counts.bounds(program, topology)
     return {
@@ -130,7 +130,7 @@ RECORDS, SHARDS = 0.54e6, 6.6e6
 
 
 def expected(bound: float, topology: Topology) -> float | None:
-    """Returns `bound`, in seconds, at MaxText's published fraction of peak for the chip; None if it is not known."""
+    """Returns `bound`, in seconds, at MaxText's published fraction of peak for the chip; `None` if it is not known."""
     return bound / topology.chip.reached if topology.chip.reached else None
 
 
@@ -231,7 +231,7 @@ class Memory:
 
 
 def compiled(function: Callable, args: tuple, mesh: Mesh, available: float) -> tuple[Memory, str | None]:
-    """Compiles for the mesh's devices; returns memory, and HLO text if the program fits, else None.
+    """Compiles for the mesh's devices; returns memory, and HLO text if the program fits, else `None`.
 
     Blocks, for minutes. `function` is jitted, `args` are abstract; `available` are the bytes of a device, which the
     compiler's own figure replaces if it rejects the program for its size. Raises RuntimeError for other failures.
@@ -281,7 +281,7 @@ def search(
 ) -> tuple[list[dict], dict | None]:
     """Returns all plans, and among the fitting ones, if any, the plan with the highest token rate.
 
-    The plans are dicts as `plan` returns them, in the order tried; the best one is None if none fits. Tries meshes,
+    The plans are dicts as `plan` returns them, in the order tried; the best one is `None` if none fits. Tries meshes,
     then rematerialisation, then rows at once (only meshes with `scoring`), each from the best so far. Compiling takes
     minutes, so not every combination is tried. While no candidate fits, the search continues from the one exceeding
     memory least.

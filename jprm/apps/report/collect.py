@@ -127,7 +127,7 @@ def compare(a: Mapping[str, Draws], b: Mapping[str, Draws]) -> list[dict[str, An
     """Returns rows of `what`, `value` (A minus B), `low`, `high` and `better`, for the figures that both have.
 
     `a` and `b` are from `drawn_figures`; rows are in A's order. `better` is the fraction of resamples with A ahead
-    (ties count half), `low` and `high` a 95 % interval. Undefined numbers are None.
+    (ties count half), `low` and `high` a 95 % interval. Undefined numbers are `None`.
     """
     return [{"what": what, **difference(a[what], b[what]).json()} for what in a if what in b]
 
@@ -244,7 +244,7 @@ def ranked(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns copies of items of `chains`, in order, with `w`, whether the item is wrong, and `k`, its sort keys.
 
     `k[m]` has a number per order in `ORDERS` for model m; larger comes first. An item is wrong if a step is labelled
-    wrong (below 0.5), or, if no step has a label, if its answer is wrong; None if unknown.
+    wrong (below 0.5), or, if no step has a label, if its answer is wrong; `None` if unknown.
     """
     with_keys = []
     for item in items:

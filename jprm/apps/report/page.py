@@ -75,7 +75,7 @@ def report(
 ) -> None:
     """Writes a page for scored files, or for folders of `jprm eval suite` or `jprm rl`; replaces `out` atomically.
 
-    `figures` is a folder for the page's figures as NAME.svg; None writes no files. `more` adds sections by heading,
+    `figures` is a folder for the page's figures as NAME.svg; `None` writes no files. `more` adds sections by heading,
     after the comparison; only suites have it.
 
     Raises FileNotFoundError or ValueError if a folder is missing or unfinished, or the folders are not of one kind or
@@ -389,7 +389,7 @@ VERSION = 1
 
 
 def is_run(folder: str | os.PathLike) -> bool:
-    """Whether `jprm rl` wrote the folder (it has `rl.json`); False if it does not exist."""
+    """Whether `jprm rl` wrote the folder (it has `rl.json`); `False` if it does not exist."""
     return (path_of(folder) / RESULT).is_file()
 
 

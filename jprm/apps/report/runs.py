@@ -158,7 +158,7 @@ def names_of(folders: Sequence[str]) -> list[str]:
 def setting(value: Any) -> str:
     """Returns a setting as text with all digits, since runs may differ in the last one.
 
-    Returns `ABSENT` if it is None.
+    Returns `ABSENT` if it is `None`.
     """
     if value is None:
         return ABSENT
@@ -222,7 +222,7 @@ def _there(folder: Given | Found) -> list[dict[str, Any]]:
 def followed(folder: Found) -> Place | None:
     """Returns the place of a folder named in results, which may not exist.
 
-    Returns None if it is an address and the results may be someone else's.
+    Returns `None` if it is an address and the results may be someone else's.
     """
     try:
         return folder.data()

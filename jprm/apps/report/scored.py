@@ -19,7 +19,7 @@ from jprm.tree import ReasoningTree, read_trees
 
 
 def is_records(path: str | os.PathLike) -> bool:
-    """Whether a path is a file or prepared folder, not a suite or run; False if it does not exist.
+    """Whether a path is a file or prepared folder, not a suite or run; `False` if it does not exist.
 
     Raises ValueError for an hf:// address.
     """

@@ -144,7 +144,7 @@ def serving(config: ServeConfig) -> dict[str, Any]:
 def prefix_cache(prm: PRM, tokens: int) -> PrefixCache | None:
     """Returns an empty cache for `tokens` tokens of prefixes, allocated on the device.
 
-    Returns None if `tokens` is 0 or the model does not support one, e.g. an implicit PRM.
+    Returns `None` if `tokens` is 0 or the model does not support one, e.g. an implicit PRM.
     """
     try:
         return PrefixCache(prm, tokens) if tokens else None

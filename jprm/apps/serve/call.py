@@ -159,7 +159,7 @@ class Call:
     def naming(self, what: str, trees: Callable[[], Sequence[ReasoningTree | None]]) -> Iterator[None]:
         """If `tokens_of` refuses trees (400) in the block, raises the first one's Refusal, named e.g. `samples[3]`.
 
-        `what` is the field, e.g. `samples`; `trees` is only called then, and its None entries are skipped.
+        `what` is the field, e.g. `samples`; `trees` is only called then, and its `None` entries are skipped.
         """
         try:
             yield
@@ -229,7 +229,7 @@ class Call:
     async def outputs_of(self, tree: ReasoningTree, tokens: int, caller: str) -> tuple[Outputs, int | None]:
         """Returns a tree's outputs, {name: (N,) float32}, e.g. `score`, and the number of cached tokens.
 
-        The number is None without a `caller` (""), the client whose earlier prefixes are reused. `tokens` is from
+        The number is `None` without a `caller` (""), the client whose earlier prefixes are reused. `tokens` is from
         `tokens_of`. Raises Refusal like `answer`.
         """
         if not caller:
@@ -241,8 +241,8 @@ class Call:
     ) -> tuple[list[tuple[float, np.ndarray] | None], int]:
         """Scores single chains; error messages call the chain at place i `NAME[i]`.
 
-        Returns (chain score, step scores (N,)) for each of `places`, in order, or None if `chain(i)` returned None for
-        a blank text; and the tokens of all chains.
+        Returns (chain score, step scores (N,)) for each of `places`, in order, or `None` if `chain(i)` returned `None`
+        for a blank text; and the tokens of all chains.
 
         Raises Refusal (502) if a judge gave no score, and like `tokens_of` and `answer`; RecordError from `chain`.
         """
@@ -277,7 +277,7 @@ class Call:
         """Returns {"nodes", "score", "weakest"} for each chain, in the order of their last nodes.
 
         `nodes` is a list of node indices. `score_N` has the step scores, NaN if a judge gave none: then `score` is
-        None. `weakest` is the lowest-scoring node, None if no node has a score.
+        `None`. `weakest` is the lowest-scoring node, `None` if no node has a score.
         """
         paths = chains_of(tree)
         value_B, _ = chain_scores([score_N[path].tolist() for path in paths], self.rule, self.engine.prm.scale)
@@ -336,14 +336,14 @@ def placed(where: str, param: str | None = None) -> Iterator[None]:
 
 
 def finite(score: float) -> float | None:
-    """Returns a score for JSON: None if it is NaN or infinite, e.g. because a judge gave no score."""
+    """Returns a score for JSON: `None` if it is NaN or infinite, e.g. because a judge gave no score."""
     return float(score) if math.isfinite(score) else None
 
 
 def usage(tokens: int, cached: int | None = None) -> dict[str, Any]:
     """Returns `prompt_tokens` and `total_tokens` (both `tokens`), in OpenAI's form. A shared prefix counts once.
 
-    Unless `cached` is None, adds {"prompt_tokens_details": {"cached_tokens": cached}}.
+    Unless `cached` is `None`, adds {"prompt_tokens_details": {"cached_tokens": cached}}.
     """
     counts: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     return counts if cached is None else counts | {"prompt_tokens_details": {"cached_tokens": cached}}

@@ -112,7 +112,7 @@ class Programs:
     def row(self) -> int | None:
         """The longest length, in tokens, up to which all are compiled.
 
-        If the first one is not compiled yet, it is returned nevertheless. None without `lengths`, i.e. any row may be
+        If the first one is not compiled yet, it is returned nevertheless. `None` without `lengths`, i.e. any row may be
         compiled.
         """
         row = self.lengths[0] if self.lengths else None

@@ -61,7 +61,7 @@ class View:
         return text
 
     def tree(self, prompt: str, query: str, where: str) -> ReasoningTree | None:
-        """Returns the response's chain, or None if the response is blank. `query` is the prompt and the response.
+        """Returns the response's chain, or `None` if the response is blank. `query` is the prompt and the response.
 
         Raises Refusal (400) if a text has another format, RecordError for an unknown segmentation.
         """

@@ -64,7 +64,7 @@ class PoolingRequest(RequestFields):
     def raw(self) -> bool:
         """Whether the request asks for logits instead of probabilities.
 
-        True if `use_activation`, or one of its older names, is false.
+        `True` if `use_activation`, or one of its older names, is false.
         """
         return False in (self.use_activation, self.activation, self.softmax)
 

@@ -69,7 +69,7 @@ class ScoredSample:
         return self.turns[0] if self.turns else [0] * len(self.steps)
 
     def places(self, where: str) -> list[int] | None:
-        """Returns the index of each step's last token among the client's tokens; None if it sent no tokens.
+        """Returns the index of each step's last token among the client's tokens; `None` if it sent no tokens.
 
         `where` begins errors, e.g. `samples[3]`. Raises Refusal (400) if no token covers a step's last character.
         """
@@ -379,7 +379,7 @@ Place = tuple[int, np.ndarray]
 def _paid(
     samples: Sequence[ScoredSample], scores: Sequence[np.ndarray], config: CreditConfig
 ) -> list[np.ndarray | None]:
-    """Returns the rewards of each sample's P + 1 segments, or None if a score is missing.
+    """Returns the rewards of each sample's P + 1 segments, or `None` if a score is missing.
 
     The samples of one problem form a group.
     """

@@ -90,7 +90,7 @@ HANDLERS: dict[Any, Any] = {
 
 
 def key_of(config: Listen) -> str | None:
-    """Returns the key that clients need, from the environment's JPRM_API_KEY, or None if it is unset or empty.
+    """Returns the key that clients need, from the environment's JPRM_API_KEY, or `None` if it is unset or empty.
 
     Raises ValueError if others can reach the server (not `loopback`) and there is no key.
     """
@@ -127,7 +127,7 @@ class _Under:
 def guards(config: Listen, expected: Callable[[str], str | None]) -> list[Middleware]:
     """Returns the middleware to check host (400 if unknown), origin (CORS), and key (401), in this order.
 
-    `expected` maps a path (without `root_path`) to the key that it needs, or None. The host is only checked on a
+    `expected` maps a path (without `root_path`) to the key that it needs, or `None`. The host is only checked on a
     loopback address or if `hosts` are named; one that begins with `*` stands for its subdomains.
     """
     names = [config.host, "localhost", "127.0.0.1", "[::1]", *config.hosts]

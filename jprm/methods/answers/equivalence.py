@@ -94,7 +94,7 @@ Same = Callable[[str, str], bool]
 
 
 def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s: float = LIMIT_S) -> bool:
-    """Returns whether `answer` equals `truth`; False if either is absent. Thread-safe.
+    """Returns whether `answer` equals `truth`; `False` if either is absent. Thread-safe.
 
     Both are as written, e.g. with units or LaTeX; 18% equals 18 and 0.18, and 10 cm equals 10. The true answer must
     come first: a true 3.14 equals a given 3,14, but not the reverse. Above 2,000 characters, texts are compared. A

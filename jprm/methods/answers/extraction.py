@@ -35,7 +35,7 @@ _PRM800K = re.compile(r"^# Answer[^\S\n]*$", re.MULTILINE)
 
 
 class Extracted(NamedTuple):
-    """A final answer and its rule; both are None if the text states no answer."""
+    """A final answer and its rule; both are `None` if the text states no answer."""
 
     answer: str | None
     rule: Rule | None
@@ -48,8 +48,8 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
     """Returns the final answer, as written, and its rule, the last one in the text (rules: this module's docstring).
 
     If `form` is given, one of `RULES` (`box`, `tag`, `statement`, `heading`, `number`), only that rule counts, and
-    concluding words without a mark do not. Both are None if the text states no answer (by `form`), or its last mark is
-    cut off. Raises ValueError for an unknown form.
+    concluding words without a mark do not. Both are `None` if the text states no answer (by `form`), or its last mark
+    is cut off. Raises ValueError for an unknown form.
     """
     if form is not None and form not in RULES:
         raise ValueError(f"form is {form!r}, not one of {', '.join(RULES)}")
@@ -70,7 +70,7 @@ def extract(text: str, *, form: Rule | None = None) -> Extracted:
 
 
 def extract_answer(text: str) -> str | None:
-    """Returns the final answer of a text, as written, by any rule of `extract`; None if it states no answer."""
+    """Returns the final answer of a text, as written, by any rule of `extract`; `None` if it states no answer."""
     return extract(text).answer
 
 

@@ -524,7 +524,7 @@ def _repeating(sign: str, whole: str, fixed: str, cycle: str) -> Fraction:
 
 
 def _in_words(text: str) -> Fraction | None:
-    """Reads a number in English words, e.g. 2/3 from "two thirds"; None if the text is no such number."""
+    """Reads a number in English words, e.g. 2/3 from "two thirds"; `None` if the text is no such number."""
     words = re.split(r"[\s-]+(?:and\s+)?", text.lower().removeprefix("minus ").removeprefix("negative "))
     sign = -1 if text.lower().startswith(("minus ", "negative ")) else 1
     part = words[-1].rstrip("s")
@@ -553,7 +553,7 @@ def _in_words(text: str) -> Fraction | None:
 
 
 def canonical_answer(answer: Any) -> str | float | None:
-    r"""Returns a hashable form, equal for equal everyday answers; None if there is no answer.
+    r"""Returns a hashable form, equal for equal everyday answers; `None` if there is no answer.
 
     Numbers and plainly numeric strings ("1,000", "1\,000", "$18.0", "18 dollars", "€18") give an int or float by value,
     other strings their stripped text; booleans and infinities give their text, e.g. "True". A missing answer, a blank

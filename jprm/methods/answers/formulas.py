@@ -187,7 +187,7 @@ _OPERATORS = set(r"\cdot \times \le \ge \leq \geq \to \quad \qquad \right \in \c
 def _end_of_formula(text: str, at: int, *, lists: bool = True) -> int:
     """Returns the end of the formula at `at`, or `at` if no formula begins there.
 
-    lists: if True, "1, 2 and 3" is one formula. A list followed by a word is not: "1, 2 apples" gives 1.
+    lists: if `True`, "1, 2 and 3" is one formula. A list followed by a word is not: "1, 2 apples" gives 1.
     """
     end, depth, last, solid, first = at, [], at, False, 0
     while end < len(text) and (token := _TOKEN.match(text, end)):

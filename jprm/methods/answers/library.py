@@ -27,7 +27,7 @@ _worker = Worker("jprm.methods.answers.library")
 
 
 def compare(truth: str, answer: str, limit_s: float) -> bool | None:
-    """Returns whether two LaTeX answers are equal; None if either does not parse or `limit_s` seconds ran out.
+    """Returns whether two LaTeX answers are equal; `None` if either does not parse or `limit_s` seconds ran out.
 
     They must have no delimiters, e.g. `\\frac{1}{2}`; unreadable parts are skipped silently. Blocks while the worker
     process, which the first call starts, answers another thread. Raises OSError if it does not start.
@@ -71,7 +71,7 @@ def _with_imaginary(parsed: Any) -> Any:
 
 
 def _members(parsed: Any) -> list[Any] | None:
-    """Returns the members of a tuple, set or interval, or [the expression]; None for other objects."""
+    """Returns the members of a tuple, set or interval, or [the expression]; `None` for other objects."""
     import sympy
 
     members: list[Any] = [parsed]
@@ -83,7 +83,7 @@ def _members(parsed: Any) -> list[Any] | None:
 
 
 def _numbers(parsed: Any) -> list[complex] | None:
-    """Evaluates an answer with a fixed value per symbol; None if a member is not a finite number."""
+    """Evaluates an answer with a fixed value per symbol; `None` if a member is not a finite number."""
     import sympy
 
     members = _members(parsed)

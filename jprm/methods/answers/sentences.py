@@ -41,8 +41,8 @@ def conclusion(prose: Prose) -> Mark | None:
     """Returns the answer of a text without marks: from its last sentence with a number or formula, or in words.
 
     Words count only if the last sentence concludes with them ("Therefore, after 90 degrees she is facing **east**."),
-    with the rule `statement`; else the rule is `number`. None if there is no such sentence. `at` counts from the last 4
-    * LONGEST characters, which alone are read.
+    with the rule `statement`; else the rule is `number`. `None` if there is no such sentence. `at` counts from the last
+    4 * LONGEST characters, which alone are read.
     """
     prose = prose.since(max(0, len(prose.text) - 4 * LONGEST))
     prose = prose._replace(text=MATH.sub(lambda m: m[0].replace("\n", " "), prose.text))
@@ -63,7 +63,7 @@ def conclusion(prose: Prose) -> Mark | None:
 
 
 def stated_value(prose: Prose, sentence: Span) -> str | None:
-    """Returns the stated value of a sentence, (start, end) in the text; None if it has no values that count.
+    """Returns the stated value of a sentence, (start, end) in the text; `None` if it has no values that count.
 
     Values in bold come first, then the result of the text's last equation, then a value after a verb of being, else the
     first one after the introduction. It is as written, without dollars and the like; of an equation it is the last
@@ -282,7 +282,7 @@ _CHANGED = re.compile(
 def is_clause(text: str) -> bool:
     """Returns whether a text begins with a sentence that states a value, and not with the value itself.
 
-    E.g. True for "the total is 28", False for "28 dollars", "x = 5" and "Tuesday". Only the first line is read.
+    E.g. `True` for "the total is 28", `False` for "28 dollars", "x = 5" and "Tuesday". Only the first line is read.
     """
     line = text[:LONGEST].partition("\n")[0]
     if not _CLAUSE.match(line):

@@ -27,12 +27,12 @@ NULLS = frozenset(("", "n/a", "na", "nan", "nat", "none", "null", "<na>"))
 def take(item: Any, path: str, kinds: type | tuple[type, ...], where: str, within: str = "") -> Any:
     """Returns the value at a dotted path, checked for its type, e.g. `take(item, "doc.answer", str, where)`.
 
-    `kinds` are the allowed types; with `type(None)` an absent or null value gives None.
+    `kinds` are the allowed types; with `type(None)` an absent or null value gives `None`.
 
-    A path through a list of objects returns the list of their values, None for an object without it. A boolean does not
-    pass as an integer. A float without a fraction does, since pandas stores integers as floats if a column has gaps. A
-    CSV cell becomes a list or object if it has brackets, else text if `str` is allowed, else a boolean or number. If
-    `str` comes before `list` in `kinds`, only a list of objects is parsed.
+    A path through a list of objects returns the list of their values, `None` for an object without it. A boolean does
+    not pass as an integer. A float without a fraction does, since pandas stores integers as floats if a column has
+    gaps. A CSV cell becomes a list or object if it has brackets, else text if `str` is allowed, else a boolean or
+    number. If `str` comes before `list` in `kinds`, only a list of objects is parsed.
 
     within: the path of `item` itself, for error messages, e.g. `steps[3].`.
 
@@ -140,7 +140,7 @@ def _cell_as(text: str, kinds: tuple[type, ...], where: str, field: str) -> Any:
 
 
 def number_in(text: str) -> float | None:
-    """Parses a text as a finite number, e.g. "1e-3"; None for other texts, such as "nan", "1,000" or "0x1f"."""
+    """Parses a text as a finite number, e.g. "1e-3"; `None` for other texts, such as "nan", "1,000" or "0x1f"."""
     try:
         number = float(text) if re.fullmatch(r"\s*[+-]?[\d.][\d.eE+-]{0,30}\s*", text) else math.nan
     except ValueError:
@@ -281,7 +281,7 @@ _SAID = (
 
 
 def label_of(value: Any, semantics: str, where: str, field: str) -> float | None:
-    """Converts a label to a number; null and the texts in `NULLS`, e.g. "", "n/a" and "nan", give None.
+    """Converts a label to a number; null and the texts in `NULLS`, e.g. "", "n/a" and "nan", give `None`.
 
     Booleans and the words in `POSITIVE` and `NEGATIVE`, in any case, become 1 or 0, e.g. "correct" and "no". With
     semantics `rating` they become 1 or -1, and "neutral" 0. A number, also as text, is returned as it is, unchecked.
@@ -312,8 +312,8 @@ def label_of(value: Any, semantics: str, where: str, field: str) -> float | None
 def verdict_of(value: Any, where: str, field: str) -> bool | None:
     """Reads whether an answer is correct, e.g. from true, 0 or "correct".
 
-    Understands the words of `label_of`. Null and words for it, e.g. "nan", give None. Raises RecordError for any other
-    value, e.g. 0.5.
+    Understands the words of `label_of`. Null and words for it, e.g. "nan", give `None`. Raises RecordError for any
+    other value, e.g. 0.5.
     """
     label = label_of(value, "correctness", where, field)
     if label not in (None, 0, 1):

@@ -193,7 +193,7 @@ def _chains(item: Mapping, fields: Record, columns: Mapping[str, str], nested: s
 def _are_steps(item: Mapping, values: Record, where: str, column: str) -> bool:
     """Whether each inner list is one step in pieces, rather than a chain.
 
-    True if there is one label per list, a single first error or outcome for the item, or one text per list. Raises
+    `True` if there is one label per list, a single first error or outcome for the item, or one text per list. Raises
     RecordError if the file leaves it open.
     """
     steps, labels = values["steps"], values.get("labels")
@@ -401,7 +401,7 @@ _LAYOUTS: dict[str, dict[str, tuple[str, ...]]] = {
 def parse_layout(
     item: Mapping[str, Any], where: str, empty_samples: Literal["error", "drop"]
 ) -> Iterator[Record] | None:
-    """Returns an iterator over the one pool of another project's record; None if its keys fit no layout.
+    """Returns an iterator over the one pool of another project's record; `None` if its keys fit no layout.
 
     Beside a problem, the samples must be a list under `completions` (search-and-learn), `responses` (its_hub), `resps`
     (lm-evaluation-harness), `code` (Qwen2.5-Math) or `answers` (RLHFlow). Of a reference answer, only the text after

@@ -451,7 +451,7 @@ def fetch(
     """Downloads a URL into `folder`, unless a valid copy is there; returns the file's path. Waits until it is whole.
 
     A copy is valid if its SHA-256 is among `allowed` (hex digits), or its address names the same commit. The folder is
-    made if absent, and the file replaced atomically. `on_bytes` gets the bytes so far and the total, None if unknown.
+    made if absent, and the file replaced atomically. `on_bytes` gets the bytes so far and the total, `None` if unknown.
 
     Raises:
       ValueError: `allowed` is empty and the address names no commit, the download has another checksum, `url` is

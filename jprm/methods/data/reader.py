@@ -207,7 +207,7 @@ def object_in(item: Mapping[str, Any], key: str, absent: Mapping[str, Any] = {})
 
 
 def check_record(record: Any, where: str) -> ReasoningTree | None:
-    """Validates a record; returns its tree, or None for a problem without a solution.
+    """Validates a record; returns its tree, or `None` for a problem without a solution.
 
     Raises RecordError, beginning with `where`, if the record is invalid.
     """
@@ -497,10 +497,10 @@ def _plain(value: Any) -> str | int | float:
 
 
 def until_error(first: int, steps: int, correct: bool | None) -> list[int | None]:
-    """Returns `steps` labels: 1 before the first wrong step (index `first` from 0), 0 at it, None after it.
+    """Returns `steps` labels: 1 before the first wrong step (index `first` from 0), 0 at it, `None` after it.
 
-    `first` is -1 if every step is right; all then get 1. But if `correct`, the verdict on the chain's answer, is False,
-    the wrong step is unknown, so every label is None.
+    `first` is -1 if every step is right; all then get 1. But if `correct`, the verdict on the chain's answer, is
+    `False`, the wrong step is unknown, so every label is `None`.
     """
     if first == -1 and correct is False:
         return [None] * steps

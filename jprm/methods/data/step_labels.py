@@ -267,7 +267,7 @@ def _nodes(steps: list, where: str, label: dict, options: Prm800kOptions) -> lis
 
 
 def _written(step: dict, where: str, field: str) -> list[tuple[dict, bool]]:
-    """Returns [(the step that the labeler wrote, True)], or [] if there is none; True marks it as human.
+    """Returns [(the step that the labeler wrote, `True`)], or [] if there is none; `True` marks it as human.
 
     Some copies of PRM800K store it as plain text.
     """

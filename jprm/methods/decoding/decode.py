@@ -272,7 +272,7 @@ def _attention(attend, y_BTD, w: Mapping[str, Array], settings, before, fresh, p
 
 
 def _read(past: Past | None, kv, index) -> tuple[tuple[Array, Array, Array], ...]:
-    """Returns keys and values (R, K, S, H) for a group's layer `index` (None: its only layer), and their mask; ()
+    """Returns keys and values (R, K, S, H) for a group's layer `index` (`None`: its only layer), and their mask; ()
     without a past. `kv` are the group's arrays."""
     if past is None:
         return ()

@@ -132,7 +132,7 @@ def fitted(
     """Returns out-of-fold probabilities of a right step, by a logistic regression on features.
 
     Each entry of `rows` (features), `classes` (1, 0, or -1 without a label) and `problems` is a tree; a step's score
-    comes from a fit to other problems. None if either class has fewer than 50 steps, or a fold lacks one.
+    comes from a fit to other problems. `None` if either class has fewer than 50 steps, or a fold lacks one.
     """
     return find_part("jprm.methods.evidence.baselines:cross_fitted", {}, "baseline")(rows, classes, problems)
 

@@ -30,7 +30,7 @@ Cell = str | int | float | Mapping[str, Any] | None
 class Table:
     """A table for the terminal, the page, Markdown or LaTeX, all of which show its `lines`.
 
-    The first column names the rows; a row of None draws a line. `strong` and `text` only matter on the page.
+    The first column names the rows; a row of `None` draws a line. `strong` and `text` only matter on the page.
     """
 
     title: str
@@ -132,7 +132,7 @@ def percent(value: float | None) -> str:
 
 
 def interval(figure: Mapping[str, Any] | None) -> str:
-    """Formats e.g. `52.1 [48.0, 56.2]`, in per cent; without brackets if there is no interval, `–` for None."""
+    """Formats e.g. `52.1 [48.0, 56.2]`, in per cent; without brackets if there is no interval, `–` for `None`."""
     value, low, high = ((figure or {}).get(key) for key in ("value", "low", "high"))
     return percent(value) + ("" if low is None or high is None else f" [{percent(low)}, {percent(high)}]")
 

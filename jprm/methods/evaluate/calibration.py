@@ -181,7 +181,7 @@ def reliability_curve(
     """Returns the reliability diagram as lists over bins, empty if there are no steps.
 
     `n` counts steps, `score` is their mean score, `value` the fraction right; `low` and `high` are a 95 % interval over
-    groups (problems), absent (None) in a bin with a single group.
+    groups (problems), absent (`None`) in a bin with a single group.
     """
     score_N, right_N = np.asarray(score_N, float), np.asarray(right_N, float)
     if not len(score_N):
@@ -198,14 +198,14 @@ def calibration_report(
 ) -> dict[str, Any]:
     """Returns the calibration of scored trees by file, before and after maps fitted on `calibrate`.
 
-    `neutral` is the class of neutral ratings (positive, negative or drop; with None, a neutral one raises ScoreError).
-    `n_steps` and `n_problems` count the steps judged, i.e. without those `left_out`. Raises ScoreError if a score is
-    missing or outside [0, 1], and NothingToMeasure if a side lacks labels, `calibrate` a class, or the files problems
-    that are not in `calibrate`.
+    `neutral` is the class of neutral ratings (positive, negative or drop; with `None`, a neutral one raises
+    ScoreError). `n_steps` and `n_problems` count the steps judged, i.e. without those `left_out`. Raises ScoreError if
+    a score is missing or outside [0, 1], and NothingToMeasure if a side lacks labels, `calibrate` a class, or the files
+    problems that are not in `calibrate`.
 
     - `raw`: the figures on all files: `n`, `bins`, `mean_score`, `share_right`, `ece` (with `plain`),
-      `ece_if_calibrated` (`mean`, `high`), `miscalibrated` (None below `PROBLEMS_PER_BIN` problems), `brier` (with its
-      parts), `auroc` and `curve`. `by`: a list of them with `group`, by `step` (from 1), `length` (quartiles of
+      `ece_if_calibrated` (`mean`, `high`), `miscalibrated` (`None` below `PROBLEMS_PER_BIN` problems), `brier` (with
+      its parts), `auroc` and `curve`. `by`: a list of them with `group`, by `step` (from 1), `length` (quartiles of
       characters) and `subset` (file).
     - `recalibrated`: the figures by kind of map, with `map` and `calibration_steps`. `chosen` is the kind with the
       lowest cross-fitted Brier score on `calibrate` (`choose_map`).

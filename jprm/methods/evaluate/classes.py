@@ -61,7 +61,7 @@ def classes_of(trees: Sequence[ReasoningTree]) -> Classes:
 
 
 def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray, " N"]) -> float | None:
-    """Returns the threshold, inclusive, with the largest F1 (the highest one if tied); None if all are negative."""
+    """Returns the threshold, inclusive, with the largest F1 (the highest one if tied); `None` if all are negative."""
     if not positive_N.any():
         return None
     order_N = np.argsort(-value_N, kind="stable")

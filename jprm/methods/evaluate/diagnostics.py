@@ -63,7 +63,7 @@ def length_slopes(pools: Pools, seed: int, margin: float = 0.1) -> dict[str, dic
     """Measures how chain scores (as vote weights in [0, 1]) change with length, among each problem's correct samples.
 
     Problems differ in length and difficulty, and incorrect samples may be longer for good reason. So only correct
-    samples count, with lengths and scores centred per problem. By rule: `slope` per step (None if lengths are equal),
+    samples count, with lengths and scores centred per problem. By rule: `slope` per step (`None` if lengths are equal),
     `correlation` with an interval, `margin`, and `finding` (bool), if the interval lies further than `margin` from 0.
 
     A product falls with length by construction, and a minimum over more steps is lower: a finding for `prod` or `min`

@@ -5,9 +5,9 @@ PRM-BiasBench (Bamba et al. 2025, "Reward Under Attack") edits ProcessBench in t
 these edits are rules. If a rule cannot be sure to keep the meaning, it skips the chain: a PRM that reads well must not
 get a finding.
 
-An edit returns a new record, or None if it skips the chain. If the meaning is kept it has `pairs` of (step before, step
-after) that end at the same point of the argument and should score the same. If a step is made wrong, `at` is its index.
-`edited` adds `edit` (its name) and `of` (the index of its chain).
+An edit returns a new record, or `None` if it skips the chain. If the meaning is kept it has `pairs` of (step before,
+step after) that end at the same point of the argument and should score the same. If a step is made wrong, `at` is its
+index. `edited` adds `edit` (its name) and `of` (the index of its chain).
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _same_steps(chain: Record, steps: list[str], problem: str | None = None) -> 
 
 Edit = Callable[[Record], Record | None]
 """Takes `problem` and `steps`. Returns a new record of these with `pairs` (index before, index after) if the meaning is
-kept, or `at`, the index of the wrong step; None if the chain is skipped."""
+kept, or `at`, the index of the wrong step; `None` if the chain is skipped."""
 MEANING_KEPT: dict[str, Edit] = {edit.__name__: edit for edit in (whitespace, latex, rename, merge, split, wordy)}
 
 # ---- One step becomes wrong.
@@ -187,7 +187,7 @@ def number(chain: Record) -> Record | None:
 
 
 def negated(chain: Record) -> Record | None:
-    """Negates the first "is", "are" or "equals" in the first step, from the middle on, that has one; else None.
+    """Negates the first "is", "are" or "equals" in the first step, from the middle on, that has one; else `None`.
 
     Returns a new record with `problem`, `steps` and `at`, the index of the changed step.
     """
@@ -196,7 +196,7 @@ def negated(chain: Record) -> Record | None:
 
 
 def unfounded(chain: Record) -> Record | None:
-    """Inserts a false step in the middle of the chain, at index `at`; None if the chain has fewer than two steps.
+    """Inserts a false step in the middle of the chain, at index `at`; `None` if the chain has fewer than two steps.
 
     Returns a new record with `problem`, `steps` and `at`.
     """

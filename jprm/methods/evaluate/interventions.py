@@ -43,7 +43,7 @@ def interventions_report(runs: Sequence[RunOfTurns], seed: int) -> dict[str, Any
 
     They are in `figures`, by critic, as `over`, `under` and `false`: fractions `{"value", "low", "high"}` with 95 %
     intervals over tasks; `false` only if a run is solved, `telemetry` only if it can be fitted. `n_good` and `n_bad`
-    count turns, `n_solved` runs. Returns None unless at least two tasks have good turns, at least two have bad ones,
+    count turns, `n_solved` runs. Returns `None` unless at least two tasks have good turns, at least two have bad ones,
     and every turn has a score.
     """
     bad_M = np.concatenate([run.bad_T for run in runs]) if runs else np.zeros(0)

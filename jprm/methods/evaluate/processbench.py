@@ -158,8 +158,8 @@ def average_f1(
 ) -> dict[str, Any]:
     """Returns mean F1 over `files`: `half` (at `threshold`), `tuned` on the file `calibration`, and `cross_fit`.
 
-    Each is `{"value", "low", "high"}`, with problems resampled within each file (null values if a file has no F1); None
-    if a threshold cannot be tuned. Raises KeyError if `scored` lacks `calibration` or one of `files`.
+    Each is `{"value", "low", "high"}`, with problems resampled within each file (null values if a file has no F1);
+    `None` if a threshold cannot be tuned. Raises KeyError if `scored` lacks `calibration` or one of `files`.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -167,7 +167,7 @@ def average_f1(
 
 
 def average_draws(by_file: Mapping[str, Draws | None], files: Sequence[str]) -> Draws | None:
-    """Returns the plain mean over `files` of one kind of `f1_draws`, or None unless every file has it."""
+    """Returns the plain mean over `files` of one kind of `f1_draws`, or `None` unless every file has it."""
     of_files = [drawn for name in files if (drawn := by_file[name]) is not None]
     if len(of_files) < len(files):
         return None

@@ -180,7 +180,7 @@ def trained_on_words(report: Mapping[str, Any]) -> list[str]:
 
 
 def model_of(options: Any) -> PRM:
-    """Loads `options.model` with `options.adapter`; its score becomes the output `options.by` (None: `score`).
+    """Loads `options.model` with `options.adapter`; its score becomes the output `options.by` (`None`: `score`).
 
     Raises ValueError if the model lacks that output.
     """
@@ -196,7 +196,7 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 
     Returns the model and the request for the figures. `options` is a `ModelOptions` with `data`, and optionally
     `calibrate` and `neutral`; OUT is `options.to`, which must be set. Before the model is loaded, raises
-    FileNotFoundError if a file is missing, ScoreError if ratings are neutral and `neutral` is None, and ValueError if
+    FileNotFoundError if a file is missing, ScoreError if ratings are neutral and `neutral` is `None`, and ValueError if
     two files share a name or one has no record.
     """
     calibrate = getattr(options, "calibrate", ())

@@ -46,8 +46,8 @@ def label_class(label: float | None, semantics: str, neutral: str | None, where:
     """Returns the class of a label: 1, 0, or `UNLABELLED` (for a missing label, and for neutral under `drop`).
 
     A `rating` is -1, 0 (neutral) or 1; `correctness` and `value` labels are 1 from 0.5 on. Raises ScoreError if a
-    rating is neutral and `neutral` is None, or the label has no class, and ValueError if `neutral` is not positive,
-    negative, drop or None.
+    rating is neutral and `neutral` is `None`, or the label has no class, and ValueError if `neutral` is not positive,
+    negative, drop or `None`.
     """
     if neutral not in (*NEUTRAL, None):
         raise ValueError(f"neutral must be one of {', '.join(NEUTRAL)}, not {neutral!r}")

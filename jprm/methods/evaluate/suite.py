@@ -71,7 +71,7 @@ class Suite:
     """The content of a suite's file, with resolved paths.
 
     Attributes:
-      neutral: the class of neutral ratings; if None, there must be no such rating.
+      neutral: the class of neutral ratings; if `None`, there must be no such rating.
       data: the files of each section that exist.
       calibrate: the files of each section for fitting thresholds and maps.
       absent: the missing files of `data`.

@@ -60,8 +60,8 @@ def most_numbers_used(trees: Sequence[ReasoningTree]) -> list[Chosen]:
 def ranked_by_text(trees: Sequence[ReasoningTree]) -> list[Chosen] | None:
     """Ranks chains by the text-only sources of `jprm fuse fit`, fitted to the other folds' outcomes.
 
-    One of the other folds chooses the regularisation and calibrates. Votes use the weights of `Vote()`. Returns None if
-    fewer than `FEWEST` trees have steps, or too few problems have both a correct and an incorrect chain. Raises
+    One of the other folds chooses the regularisation and calibrates. Votes use the weights of `Vote()`. Returns `None`
+    if fewer than `FEWEST` trees have steps, or too few problems have both a correct and an incorrect chain. Raises
     ScoreError if a chain's outcome is unknown.
     """
     with_steps = [tree for tree in trees if tree.nodes]
@@ -117,7 +117,7 @@ def steps_by_text(trees: Sequence[ReasoningTree]) -> list[Float[np.ndarray, " N"
     """Scores the steps of chains with a known `first_error` (a step from 0, -1 if all are correct) by `cross_fitted`.
 
     Every tree must be one chain with `first_error` in its `extra`, else raises KeyError. Steps before the first error
-    count as correct, the first error as incorrect; later steps are scored, but not fitted to. Returns None if fewer
+    count as correct, the first error as incorrect; later steps are scored, but not fitted to. Returns `None` if fewer
     than `FEWEST` chains are correct, or incorrect, or as `cross_fitted`.
     """
     error_K = np.array([tree.extra["first_error"] for tree in trees])
@@ -137,7 +137,7 @@ def labelled_by_place(
 ) -> list[Float[np.ndarray, " N"]] | None:
     """Scores each node by a logistic regression on depth and characters, fitted to the labels `classes`.
 
-    Scores, `classes` (1 right, 0 wrong, -1 unlabelled, per node) and None are as in `cross_fitted`.
+    Scores, `classes` (1 right, 0 wrong, -1 unlabelled, per node) and `None` are as in `cross_fitted`.
     """
     return cross_fitted(list(map(rows_of_place, trees)), classes, [tree.problem for tree in trees])
 
@@ -147,7 +147,7 @@ def labelled_by_text(
 ) -> list[Float[np.ndarray, " N"]] | None:
     """Like `labelled_by_place`, with the text features of `rows_of_steps` as well.
 
-    Returns None also if any tree is of messages.
+    Returns `None` also if any tree is of messages.
     """
     if any(tree.of_messages for tree in trees):
         return None
@@ -183,7 +183,7 @@ def cross_fitted(
 
     They are from logistic regressions on other problems; `problems` has each record's text. Each record has `rows` of
     features and `classes`: 1 for a right step, 0 for a wrong one, -1 without a label. One of the other folds chooses
-    the regularisation. NaN features count as the training mean; unlabelled steps are scored too. Returns None if the
+    the regularisation. NaN features count as the training mean; unlabelled steps are scored too. Returns `None` if the
     training or validation steps of a fold lack a class, or either class has fewer than `FEWEST` (50) steps.
     """
     of_M = np.repeat(np.arange(len(rows)), [len(row) for row in rows])

@@ -95,9 +95,9 @@ def _arithmetic(problem: str, steps: Sequence[str]) -> Rows:
 
 
 def labels_of(steps: Sequence[str]) -> list[int | None]:
-    """Returns each step's arithmetic label (1 true, 0 false, None undecided), also checked against earlier values.
+    """Returns each step's arithmetic label (1 true, 0 false, `None` undecided), also checked against earlier values.
 
-    None also without an equation; 0 if either check fails. Instruct models write `x = 165 / 1.1` on one line and
+    `None` also without an equation; 0 if either check fails. Instruct models write `x = 165 / 1.1` on one line and
     `x = 150` on the next; the second is checked against the first. This is too strict for step labels, since a name may
     change its meaning.
     """
@@ -199,7 +199,7 @@ def _form(problem: str, steps: Sequence[str]) -> Rows:
 def answers_of(tree: ReasoningTree) -> list[Any]:
     """Returns each chain's answer: the last node's `extra["answer"]`, also if null, else its `value_of_step`.
 
-    None if there is no answer; in the order of `chains_of`.
+    `None` if there is no answer; in the order of `chains_of`.
     """
     answers = []
     for chain in chains_of(tree):
@@ -531,7 +531,7 @@ def results(text: str) -> tuple[float, ...]:
 
 
 def value_of_step(text: str) -> float | None:
-    """Returns a step's last result (`results`), else its last number, without sign; None if it has no number."""
+    """Returns a step's last result (`results`), else its last number, without sign; `None` if it has no number."""
     values = results(text) or numbers(text)
     return values[-1] if values else None
 

@@ -131,7 +131,7 @@ Slides = Callable[["Fields"], Callable[[int], bool] | None]
 def windows_of(slides: Slides) -> Callable[[Fields, int], tuple[int, ...]]:
     """Returns `Family.windows`: if a file has no `layer_types`, a layer has a window if `slides(fields)(layer)`.
 
-    If `slides(fields)` is None, no layer has one. `windows(fields, layers)` gives a number per layer: the tokens of
+    If `slides(fields)` is `None`, no layer has one. `windows(fields, layers)` gives a number per layer: the tokens of
     `sliding_window`, or 0 for full attention. This function raises ValueError if `layer_types` has an unknown kind or a
     wrong length, or contradicts the window.
     """
@@ -232,7 +232,7 @@ class Fields:
                 raise self.refuse(name, f"{value!r} is not supported; only {only} is{remedy}")
 
     def need(self, name: str, default: Any = None) -> Any:
-        """Returns a field, or `default` if it is absent or null; raises ValueError if this is None too."""
+        """Returns a field, or `default` if it is absent or null; raises ValueError if this is `None` too."""
         value = self.fields.get(name) if self.has(name) else default
         if value is None:
             raise self.refuse(name, "is missing")

@@ -341,7 +341,7 @@ def _of_merges(path: pathlib.Path, meta: Mapping[str, Any]) -> JsonTokenizer:
 
 
 def chat_of(path: pathlib.Path) -> ChatTemplate | None:
-    """Returns the file's chat template, with the texts of `bos_token` and `eos_token`; None if it has no template.
+    """Returns the file's chat template, with the texts of `bos_token` and `eos_token`; `None` if it has no template.
 
     Raises ValueError if the template or the file is damaged, and OSError if the file cannot be read.
     """

@@ -68,7 +68,7 @@ def folder(address: str, names: Sequence[str] = (), reference: Found | None = No
       address: `hf://OWNER/NAME@REVISION`; the revision is a branch, tag or commit, by default the default branch.
       names: a tuple of the exact names of files to download, if they exist; () for all that jprm reads.
       reference: the field that holds the address, in a file that may be a stranger's. Only the cache is searched,
-        without any download. None for an address that the user typed.
+        without any download. `None` for an address that the user typed.
 
     Raises:
       ValueError: a malformed address, or (for all files) no weights as safetensors.

@@ -129,7 +129,7 @@ def load_decoder(
 def name_of(role: str, layer: int | None, config: ModelConfig) -> str:
     """Returns the tensor's name below `model.`, e.g. `layers.0.self_attn.q_proj.weight` for ("query", 0, config).
 
-    If `layer` is None, the name has no `layers.LAYER.`. A role that is not in `NAMES` is its own name.
+    If `layer` is `None`, the name has no `layers.LAYER.`. A role that is not in `NAMES` is its own name.
     """
     name = (SANDWICHED if {"attention_post_norm", "mlp_norm"} <= {*config.norms} else NAMES).get(role, role)
     return name if layer is None else f"layers.{layer}.{name}"

@@ -181,7 +181,7 @@ def store_calibration(prm: PRM, recalibration: Mapping[str, Any], files: Sequenc
     """Writes a map (`recalibration`, as by `to_json`) into calibration.json in the model's folder, atomically.
 
     An earlier map is replaced. The file also holds the run, the step, the calibration files, and the class of
-    neutral ratings there (`neutral`: positive, negative, drop or None).
+    neutral ratings there (`neutral`: positive, negative, drop or `None`).
 
     Raises ValueError if the map is invalid, and OSError if the folder cannot be written.
     """

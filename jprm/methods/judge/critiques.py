@@ -274,7 +274,7 @@ class Critique:
 def ask(policy: Policy, prompt: JudgePrompt, questions: Sequence[str], n: int, seed: int) -> list[list[Critique]]:
     """Samples n critiques per question, in order: [i][j] is question i's critique number `seed + j`.
 
-    [] for no questions. Waits for the policy. A failed critique has its reason in `error`, else None.
+    [] for no questions. Waits for the policy. A failed critique has its reason in `error`, else `None`.
 
     Raises:
       PolicyError: every critique failed.
@@ -428,10 +428,10 @@ class StepVerdict:
 
 
 def verdicts(prompt: JudgePrompt, text: str, steps: int) -> list[StepVerdict] | None:
-    """Returns a critique's verdicts about a chain with so many `steps`; None if the text cannot be read.
+    """Returns a critique's verdicts about a chain with so many `steps`; `None` if the text cannot be read.
 
     For `step`, the only verdict is on the last step. Otherwise, verdicts cover all steps, or those up to the first
-    incorrect one; for `steps`, None if there is no incorrect one and the count is not `steps`. Thoughts are skipped.
+    incorrect one; for `steps`, `None` if there is no incorrect one and the count is not `steps`. Thoughts are skipped.
     For a prompt with a `scale` use `read`.
     """
     text = text.partition(prompt.end)[0] if prompt.end else text
@@ -476,11 +476,11 @@ Tokens = Sequence[tuple[str, LogProb]]
 
 
 def probability(verdict: StepVerdict, text: str, tokens: Tokens, start: int = 0) -> float | None:
-    """Returns the probability that the step is correct, from the verdict's token; None if no token matches it.
+    """Returns the probability that the step is correct, from the verdict's token; `None` if no token matches it.
 
     With p the probability of the verdict's first token: p, or 1 - p if the verdict is `incorrect`; p is not normalised
-    over the verdict words. `tokens` cover the text from character `start` on. None also for a verdict that follows from
-    an index.
+    over the verdict words. `tokens` cover the text from character `start` on. `None` also for a verdict that follows
+    from an index.
     """
     if verdict.start is None:
         return None

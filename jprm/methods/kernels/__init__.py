@@ -80,7 +80,7 @@ def numbers_of(blocks, T: int) -> jax.Array:
 
 
 def too_old(name: str) -> str | None:
-    """Returns the reason to refuse this machine's GPU, or None (also without a GPU); `name` is the attention's."""
+    """Returns the reason to refuse this machine's GPU, or `None` (also without a GPU); `name` is the attention's."""
     if ampere_or_later():
         return None
     return (
@@ -90,7 +90,7 @@ def too_old(name: str) -> str | None:
 
 
 def logits(logit, config: ModelConfig) -> tuple[jax.Array, jax.Array | None]:
-    """Returns scaled, capped logits times log2(e), and the cap's derivative, 1 - tanh^2 (None without a cap).
+    """Returns scaled, capped logits times log2(e), and the cap's derivative, 1 - tanh^2 (`None` without a cap).
 
     `logit` is the product of unscaled queries and keys, in any shape.
     """
@@ -105,7 +105,7 @@ def weights(logit, slope, dweight, seen, log, inner) -> tuple[jax.Array, jax.Arr
     """Returns weights, recomputed from the log-sum-exp, and the uncapped logits' gradient, not yet times `query_scale`.
 
     All are shaped like a block pair; `log` (base 2) and `inner`, sum(dy y), belong to its queries. `logit` and `slope`
-    are as from `logits`; `dweight` is dy v'; `seen` None means that all keys are visible.
+    are as from `logits`; `dweight` is dy v'; `seen` `None` means that all keys are visible.
     """
     weight = jnp.exp2((logit if seen is None else jnp.where(seen, logit, HIDDEN)) - log)
     dlogit = weight * (dweight - inner)

@@ -15,7 +15,7 @@ class Labeller:
     """Your own step labeller, for `jprm label FILE.py:NAME`.
 
     Attributes:
-      labels: maps a tree to one label per node (in the order of `tree.nodes`), None if unknown.
+      labels: maps a tree to one label per node (in the order of `tree.nodes`), `None` if unknown.
       semantics: the labels' meaning: correctness, rating or value.
       check: (tree, where) raises ValueError if it cannot label the record. All records are checked before any is
         labelled.

@@ -172,7 +172,7 @@ def log_odds(probability_N: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
 # ---- Krippendorff's alpha for ordinal ratings.
 
 Ratings = Sequence[Sequence[float | None]]
-"""Each unit's ratings, in any order; None for a missing rating."""
+"""Each unit's ratings, in any order; `None` for a missing rating."""
 
 
 def coincidences(units: Ratings) -> Float[np.ndarray, "U C C"]:

@@ -137,7 +137,7 @@ def label_consensus(
     """Writes the chains of `input` on whose first error all `others` agree; returns counts of chains.
 
     They are `kept`, and the dropped ones by reason, summed over the others: `disagree`, `unlabelled`, `repeated`, `not
-    in the other`, absent if 0. `thresholds` are for the input and the others: a label below is an error; None is the
+    in the other`, absent if 0. `thresholds` are for the input and the others: a label below is an error; `None` is the
     default of the semantics (`THRESHOLDS`). A repeated call replaces `output`.
 
     Raises ValueError if semantics have no default threshold, or a file is empty; FileNotFoundError if one is absent,
@@ -158,7 +158,7 @@ def label_consensus(
 def label_verify(kind: str, input: Path, output: Path, *, in_sandbox: bool = True) -> dict:
     """Labels a file by computation; counts `trees`, and steps that are `correct`, `incorrect` or `not checkable`.
 
-    Their labels are 1, 0 and None. All four keys are present. `OUTPUT.part` is written first: the same call continues
+    Their labels are 1, 0 and `None`. All four keys are present. `OUTPUT.part` is written first: the same call continues
     it, and only counts if `output` is complete. Without `in_sandbox`, code runs with the user's permissions. `kind` is
     arithmetic, python, coq or a checker's FILE.json.
 
@@ -294,7 +294,7 @@ def with_outcomes(verifier: Verifier, trees: Sequence[ReasoningTree]) -> list[Re
 
     A sample's `answer` is replaced; a chain keeps its record's answer. If `finish_reason` is not `stop`, the chain was
     cut off: it is incorrect and has no answer. A search's unfinished branches are unchanged. All chains are judged in
-    one batch. A chain is correct if its reward is at least 1; `correct` is None if the verifier left it undecided
+    one batch. A chain is correct if its reward is at least 1; `correct` is `None` if the verifier left it undecided
     (`extra["undecided"]`). Returns new trees; the verifier's errors pass.
     """
     problems = [(tree, verifiers.record_of_problem(tree), chains_of(tree)) for tree in trees]
@@ -484,7 +484,7 @@ THRESHOLDS = {"correctness": 0.5, "rating": 0.0, "value": math.ulp(0.0)}
 def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
     """Returns the first index, from 0, with a label below the threshold; -1 if there is no error.
 
-    None if an unlabelled step comes before it, or before the end. Labels after the first error may be missing.
+    `None` if an unlabelled step comes before it, or before the end. Labels after the first error may be missing.
     """
     for i, label in enumerate(labels):
         if label is None:
@@ -495,7 +495,7 @@ def first_error(labels: Sequence[float | None], threshold: float) -> int | None:
 
 
 def threshold_of(tree: ReasoningTree, threshold: float | None) -> float:
-    """Returns `threshold`, below which a label is an error, or if None the default of the tree's semantics.
+    """Returns `threshold`, below which a label is an error, or if `None` the default of the tree's semantics.
 
     `THRESHOLDS`: 0.5 for `correctness`, 0 for `rating`, the least positive float for `value` (an error is exactly 0).
     Raises ValueError for other semantics.
@@ -570,7 +570,7 @@ def step_keys(tree: ReasoningTree) -> dict[int, bytes]:
 
 
 def labels_of(tree: ReasoningTree, path: Sequence[int], threshold: float) -> list[float | None]:
-    """Returns the step labels along a path (node indices); None if unlabelled. Context nodes are left out.
+    """Returns the step labels along a path (node indices); `None` if unlabelled. Context nodes are left out.
 
     For semantics `value` and their default `threshold`, gaps are filled as in `implied`.
     """
@@ -579,7 +579,7 @@ def labels_of(tree: ReasoningTree, path: Sequence[int], threshold: float) -> lis
 
 
 def implied(values: Sequence[float | None]) -> list[float | None]:
-    """Returns a chain's values with each gap (None) filled by the next positive value, if any; else it stays None.
+    """Returns a chain's values with each gap (`None`) filled by the next positive value, if any; else it stays `None`.
 
     A correct completion of a prefix also completes every shorter prefix, so these values must be positive too. A tree
     search values only a few prefixes.

@@ -167,7 +167,7 @@ class Rollouts(KeptPolicy):
 
     It must be entered (`with`), which creates or reads the file `path` and locks it: see `KeptPolicy`. Up to `batch`
     rollouts are sampled per call of the policy. `failed` counts failed rollouts of this object, which are not stored;
-    `last_error` is the last one's reason, or None.
+    `last_error` is the last one's reason, or `None`.
     """
 
     def __init__(self, policy: Policy, path: str | os.PathLike, *, batch: int = 256):
@@ -291,7 +291,7 @@ def undecided(
 ) -> Bool[np.ndarray, "*S"]:
     """Returns whether probability p lies in the `confidence_sequence` of `right` of `total` trials.
 
-    `z` is in standard errors, as there. True if `total` is 0.
+    `z` is in standard errors, as there. `True` if `total` is 0.
     """
     right, wrong = np.asarray(right, float), np.asarray(total, float) - right
     fixed = xlogy(right, p) + xlog1py(wrong, -np.asarray(p))

@@ -40,8 +40,8 @@ def label_pooled(
     a file that differ count as missing. The result has semantics `correctness`; chains and pools become trees
     (`nodes`). A step that no file labels stays unlabelled; a judged step in `gold` gets its gold label, 0 or 1. Returns
     the report (`pooled`), also written to `report` as JSON. `thresholds` must have an entry per file, and a last one if
-    there is a gold file: the value below which a label is an error, None for the default of its semantics. `seed` is of
-    the bootstrap. A repeated call computes anew and replaces both files, each in one step.
+    there is a gold file: the value below which a label is an error, `None` for the default of its semantics. `seed` is
+    of the bootstrap. A repeated call computes anew and replaces both files, each in one step.
 
     Raises:
       FileNotFoundError: a file is absent; RecordError if a record is invalid.
@@ -84,7 +84,7 @@ def label_pooled(
 
 
 def _verdicts(trees: Iterator[ReasoningTree], threshold: float | None) -> dict[bytes, int | None]:
-    """Returns a judge's verdict on each labelled step; None if the judge contradicts itself."""
+    """Returns a judge's verdict on each labelled step; `None` if the judge contradicts itself."""
     verdicts: dict[bytes, int | None] = {}
     for tree in trees:
         bound, keys = threshold_of(tree, threshold), step_keys(tree)

@@ -515,7 +515,7 @@ def flops(config: ModelConfig, tokens: int, layer: int) -> float:
 
 
 def refuses(config: ModelConfig, context: int) -> str | None:
-    """Returns the reason if deltanet cannot run this model with tokens in `context` parts, else None."""
+    """Returns the reason if deltanet cannot run this model with tokens in `context` parts, else `None`."""
     c = config.deltanet
     if min(c.key_heads, c.value_heads, c.key_dim, c.value_dim) < 1 or c.value_heads % c.key_heads:
         return f"mixers have deltanet, and {c} has no heads, or value_heads that key_heads do not divide"

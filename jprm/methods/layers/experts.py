@@ -245,7 +245,7 @@ def used(config: ModelConfig, role: str) -> float:
 
 
 def refuses(config: ModelConfig, context: int) -> str | None:
-    """Returns the reason if the experts cannot run this model, else None; tokens may be in `context` parts."""
+    """Returns the reason if the experts cannot run this model, else `None`; tokens may be in `context` parts."""
     c = config.experts
     if not 0 < c.used <= c.count or c.width < 1:
         return f"mlps have experts, and {c} has none of them, or uses more than it has"

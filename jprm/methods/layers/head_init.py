@@ -136,7 +136,7 @@ def fitted_head(head: str, steps: Steps) -> tuple[dict[str, np.ndarray], float |
 
     The head is {"kernel": (D, C), "bias": (C,)}, float32. The fit is a logistic regression on standardised states; the
     standardisation is folded into the weights. The last fifth chooses the penalty, then all steps are fitted. The AUROC
-    is None if the held-out steps are all correct or all incorrect.
+    is `None` if the held-out steps are all correct or all incorrect.
 
     Raises:
       ValueError: the head has another kind, or the steps are all correct or all incorrect.

@@ -19,7 +19,7 @@ from jprm.methods.messages.messages import (
 
 
 def chain_of(record: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """Returns a chain record for a stepwise record, a chat or free text; None for other records.
+    """Returns a chain record for a stepwise record, a chat or free text; `None` for other records.
 
     Free text is {"problem", "response"}, a chat {"messages"}. The text is split by the rule in `segmentation`
     (`jprm.steps.RULES`, default `auto`), and the chain names the rule used. If `auto` finds step tags, it splits at the

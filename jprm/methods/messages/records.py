@@ -181,8 +181,8 @@ def check_answer(
 ) -> Mapping[str, None] | None:
     """Checks a message against the call ids of the last turn; returns the `ids` for the next message.
 
-    They are the keys of a dict; None before the first turn. {} if the turn has no calls or a call has no id: then tools
-    may answer under any id. A tool message without an id passes.
+    They are the keys of a dict; `None` before the first turn. {} if the turn has no calls or a call has no id: then
+    tools may answer under any id. A tool message without an id passes.
 
     Raises RecordError if a tool message comes before any turn, or its `tool_call_id` is not a call of the last turn.
     """

@@ -37,7 +37,7 @@ def muon(config: OptimizerConfig) -> optax.GradientTransformation:
 def dimensions(path: str) -> MuonDimensionNumbers | None:
     """Returns the axes that the product of the stacked matrix at `path` sums over, and the others.
 
-    The layer axis 0 is in neither. None for other parameters, e.g. norms and the head.
+    The layer axis 0 is in neither. `None` for other parameters, e.g. norms and the head.
     """
     try:
         weight = layers.weight_of(path.rpartition("/")[2])

@@ -181,7 +181,7 @@ class _Servers:
 
 
 class ServerPolicy:
-    """A `Policy` sampling from one or several servers with the same model. None is contacted before the first sample.
+    """A `Policy` sampling from one or several servers with the same model. `None` is contacted before the first sample.
 
     A request that is refused, or fails until retries or time are used up, gives a sample marked `error`.
 
@@ -566,7 +566,7 @@ def read_reply(config: ServerConfig, until: Until, reply: Any) -> tuple[Sample, 
     """Returns the sample in a reply (parsed JSON) to a request for a step or a whole chain (`until`), and its raw text.
 
     For a step the sample has at most one; a blank one is a sample without steps and with reason `step`. The reason is
-    `stop`, `length` or, for a step, `step`. `logprob` is None, `token_logprobs` and `alternatives` are (), unless
+    `stop`, `length` or, for a step, `step`. `logprob` is `None`, `token_logprobs` and `alternatives` are (), unless
     `config.logprobs` is set and all values are valid.
 
     Raises ValueError unless the reply has exactly one choice with text, a known `finish_reason` and
@@ -600,7 +600,7 @@ def _logprobs(
     config: ServerConfig, choice: Mapping[str, Any]
 ) -> tuple[LogProb | None, tuple[tuple[str, LogProb], ...], tuple[dict[str, LogProb], ...]]:
     """Returns the total log-probability, (text, log-probability) per token, and the alternatives at each position.
-    Unknown parts are None or (); all are, if any value is invalid.
+    Unknown parts are `None` or (); all are, if any value is invalid.
     """
     logprobs = choice.get("logprobs")
     if not config.logprobs or not isinstance(logprobs, Mapping):

@@ -121,7 +121,7 @@ class TurnPolicy(Protocol):
 
 
 def turn_policy(policy: Policy) -> TurnPolicy | None:
-    """Returns the policy's `as_turns`, or None if it writes steps of text."""
+    """Returns the policy's `as_turns`, or `None` if it writes steps of text."""
     return getattr(policy, "as_turns", None)
 
 

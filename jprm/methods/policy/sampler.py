@@ -153,8 +153,8 @@ class Sampler:
       params, config: the model's, with one group per layer, and key-value heads repeated for the mesh.
       devices: number of row parts on the mesh.
       watch: progress callback during a call: count of tokens and finished samples so far.
-      took: callback (position, sample) of `sample` for each finished sample, or None; sample j of prefix i has position
-        i * n + j.
+      took: callback (position, sample) of `sample` for each finished sample, or `None`; sample j of prefix i has
+        position i * n + j.
 
     Raises ValueError if the head is not a language head, or the model does not fit the mesh. The first sample raises
     NotImplementedError if a layer cannot decode with a cache. A call with new shapes first waits for their compilation.

@@ -43,7 +43,7 @@ def copied(x: jax.Array, mesh: Mesh, place: P) -> jax.Array:
 def sent(
     x: jax.Array | jax.ShapeDtypeStruct, mesh: Mesh, place: P, from_: Sequence[int], to: Sequence[int]
 ) -> jax.Array | None:
-    """Sends an array from some processes to others, which return it; senders return None.
+    """Sends an array from some processes to others, which return it; senders return `None`.
 
     All processes in the group must call this together, each with an equally sized mesh of its own devices. A
     receiver's device gets only its part, from the same part of one sender. If there are more receivers than senders,

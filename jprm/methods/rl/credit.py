@@ -445,7 +445,7 @@ class CreditConfig:
 
     @property
     def subtracted(self) -> Callable[[Process, str, float], Process]:
-        """The function in `BASELINES`, also if `baseline` is None; `return` with "reinforce", which subtracts 0."""
+        """The function in `BASELINES`, also if `baseline` is `None`; `return` with "reinforce", which subtracts 0."""
         default = {"grpo": "step", "reinforce": "return"}.get(self.advantage, "to_go")  # reinforce subtracts 0
         return BASELINES[self.baseline or default]
 
@@ -463,7 +463,7 @@ def segment_rewards(reward_G: Float[Array, " G"], scores: StepScores, config: Cr
     verifier's reward is above 0. The verifier's own rewards are not included. For the arguments see
     `segment_advantages`.
 
-    Raises ValueError if the form does not give P + 1 rewards, or rewards the tail although `tail` is False.
+    Raises ValueError if the form does not give P + 1 rewards, or rewards the tail although `tail` is `False`.
     """
     credit = find(config.name)
     scores = [np.asarray(score_P, np.float64) + config.offset for score_P in scores]

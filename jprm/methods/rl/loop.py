@@ -268,7 +268,7 @@ class Loop:
     def evaluate(self) -> None:
         """Evaluates the policy on held-out problems and ends the run, `progress.ended`, if a guard fires.
 
-        Appends to `progress.evaluations`: `rollout.evaluation` with `update`, `sampled_tokens`, `kl` (None without a
+        Appends to `progress.evaluations`: `rollout.evaluation` with `update`, `sampled_tokens`, `kl` (`None` without a
         reference), with a PRM `prm` (the adopted refresh, or "") and `auroc`, and `check` (`fresh_test`) after a
         suspicion. Logs them, and writes `rl.json` unless the run ends.
         """
@@ -330,7 +330,7 @@ class Loop:
     def refresh(self, groups: list[rollout.Group]) -> None:
         """Trains the PRM on the groups' steps; adopts it if its AUROC on held-out steps has not fallen.
 
-        Appends {"update", "before", "after", "adopted"} to `progress.refreshes` and logs it. An AUROC is None without
+        Appends {"update", "before", "after", "adopted"} to `progress.refreshes` and logs it. An AUROC is `None` without
         both right and wrong steps; then the PRM stays. Does nothing if no step has a label. Blocks until the PRM is
         trained (`refresh.refreshed`).
         """
@@ -356,7 +356,7 @@ class Loop:
 
         Keys: `version`, `name`, `finished`, `verdict` (sentences), `ended` (by which guard, or ""), `update`,
         `sampled_tokens`, `best` (an index into `evaluations`), `experiment`, `evaluations`, `fresh` (at the end, the
-        best policy's evaluation, else None) and `refreshes`.
+        best policy's evaluation, else `None`) and `refreshes`.
         """
         progress, config = self.progress, self.config
         result = {

@@ -110,7 +110,7 @@ def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
     """Returns whether the last evaluation looks like gaming.
 
     Its PRM score is then higher than the best evaluation's, and fewer answers are correct, with a p-value (`p_worse`)
-    below `SUSPICION`. False without a PRM, or if `config.gaming` is off.
+    below `SUSPICION`. `False` without a PRM, or if `config.gaming` is off.
     """
     now, best = evaluations[-1], evaluations[best_of(evaluations)]
     if not config.gaming or "proxy" not in now or not now["proxy"] > best["proxy"]:

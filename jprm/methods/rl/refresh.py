@@ -52,7 +52,7 @@ def verdicts_of_rollouts(
     """Returns, by group, sample and step, the accepted fraction of the policy's completions.
 
     Failed and cut-off ones count as rejected. The last step has 1 if the chain's own reward is at least 1, else 0.
-    Samples beyond a problem's first `config.chains` have None at each step. Draws `config.rollouts` completions per
+    Samples beyond a problem's first `config.chains` have `None` at each step. Draws `config.rollouts` completions per
     other step, in one call.
 
     Raises as `policy.sample` and `Verifier.rewards`.
@@ -88,8 +88,8 @@ def labelled(
     such chains, are left out.
 
     Args:
-        verdicts: by group, sample and step; None gives the label None. Raises ValueError for other counts of groups,
-            samples or steps.
+        verdicts: by group, sample and step; `None` gives the label `None`. Raises ValueError for other counts of
+            groups, samples or steps.
         semantics: with `value` a label is the verdict itself. With `correctness` it is 1.0 or 0.0, with `rating` 1.0 or
             -1.0: any verdict above 0 is right, Math-Shepherd's hard estimate.
     """
@@ -145,7 +145,7 @@ def fresh(
 def refreshed(
     config: RLExperiment, workdir: Place, prm: str, records: Sequence[dict[str, Any]], update: int
 ) -> Place | None:
-    """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or None without records.
+    """Trains the PRM in folder `prm` on an update's records; returns the new run's folder, or `None` without records.
 
     The folder is `workdir`/prm/UPDATE, and the records are written to `workdir`/prm/UPDATE.jsonl. Earlier updates'
     records and `refresh.replay` are included. It blocks for `refresh.steps` optimizer steps; a finished refresh is not

@@ -48,7 +48,7 @@ class Group:
     """One problem's samples.
 
     reward_G: the verifier's rewards, in [0, 1]; the floor (`guards.floor`) for blank and cut-off chains.
-    scores: the PRM's step scores, by sample; None without a PRM. `second`: the second PRM's, for held-out samples.
+    scores: the PRM's step scores, by sample; `None` without a PRM. `second`: the second PRM's, for held-out samples.
     fused: whether the PRM is a fused verifier, whose score for a chain is its last step's, not its lowest.
     lost: number of samples that the environment lost. Only held-out groups keep them in `samples`.
     """
@@ -65,7 +65,7 @@ class Group:
         """Returns the fields as JSON; float32 is preserved.
 
         Keys: `problem` (its text, in place of the record), `samples` (`Rollout.json`), `rewards`, `scores`, `fused`,
-        `lost`, `second`. `scores` and `second` are None without the PRM.
+        `lost`, `second`. `scores` and `second` are `None` without the PRM.
         """
         return {
             "problem": self.record["problem"], "samples": [sample.json() for sample in self.samples],
@@ -100,7 +100,7 @@ def _arrays(scores: Sequence[Sequence[float]] | None) -> list[Float[np.ndarray, 
 
 
 def read_records(files: Sequence[str], verifier: Verifier, *, solved: bool = False) -> list[dict[str, Any]]:
-    """Returns the problems' records in order: `problem`, `answer` (None if absent), and all other keys.
+    """Returns the problems' records in order: `problem`, `answer` (`None` if absent), and all other keys.
 
     With `solved` also `steps`, the texts of the solution's steps. Every process must call it, and waits.
 
@@ -392,10 +392,10 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
     gold: mean of `Group.correct_G`, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
         problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
-        incorrect chains only, None if there are none. Both are absent without a PRM.
+        incorrect chains only, `None` if there are none. Both are absent without a PRM.
     working: fraction of chains with right working (`right_working`); `right_with_wrong_working`: fraction of correct
-        chains with wrong working, None if no chain is correct.
-    disagreement: mean distance between the two PRMs' scores of a step, None without steps; `second`: the second one's
+        chains with wrong working, `None` if no chain is correct.
+    disagreement: mean distance between the two PRMs' scores of a step, `None` without steps; `second`: the second one's
         `proxy`. Both are absent without a second PRM.
     tokens, steps: means per chain. blank, truncated: fractions of chains. `examples`: as the function returns them.
     """
@@ -423,7 +423,7 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
 def drift(trainer: Trainer, layout: Layout, groups: Sequence[Group], config: RLExperiment) -> float | None:
     """Returns KL(policy, reference) in nats per token, averaged over the tokens of held-out samples.
 
-    `trainer` must have a reference. Every process must call it; parameters stay unchanged. The mean is None if no
+    `trainer` must have a reference. Every process must call it; parameters stay unchanged. The mean is `None` if no
     sample has tokens.
 
     Each token's KL is a sum over the vocabulary at the sampling temperature, given the earlier tokens.
@@ -475,7 +475,7 @@ def _proxies(groups: Sequence[Group]) -> dict[str, Any]:
 def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
     """Returns the 3 incorrect chains that the PRM rates highest (without one, the first), or fewer.
 
-    Keys: `problem`, `answer`, `steps`, `scores` (by step, 4 digits; None without a PRM), `right_working` (from
+    Keys: `problem`, `answer`, `steps`, `scores` (by step, 4 digits; `None` without a PRM), `right_working` (from
     `verdicts`, by group and sample) and `ended`.
     """
     rows = []
@@ -493,9 +493,9 @@ def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> lis
 
 
 def step_auroc(groups: Sequence[Group], scores: Scores, working: Working) -> float | None:
-    """Returns the AUROC of step scores against the check of the working; None unless it finds right and wrong steps.
+    """Returns the AUROC of step scores against the check of the working; `None` unless it finds right and wrong steps.
 
-    Steps with the verdict None are left out. Raises ValueError if counts of scores and steps differ.
+    Steps with the verdict `None` are left out. Raises ValueError if counts of scores and steps differ.
     """
     pairs = [
         (score, right)

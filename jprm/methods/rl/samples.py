@@ -94,7 +94,7 @@ class Rollout:
 
     @property
     def lost(self) -> bool:
-        """Whether the environment failed; False for a sample that is no episode."""
+        """Whether the environment failed; `False` for a sample that is no episode."""
         return self.episode is not None and bool(self.episode["error"])
 
     @property

@@ -59,8 +59,8 @@ class Problems:
 class SampleSource:
     """Draws and judges a run's samples.
 
-    The caller must set `policy` once there are parameters. The construction loads the PRMs, `prm` and `second` (None if
-    the experiment has none), and the environment. Every process must call each method, waits, and gets all results.
+    The caller must set `policy` once there are parameters. The construction loads the PRMs, `prm` and `second` (`None`
+    if the experiment has none), and the environment. Every process must call each method, waits, and gets all results.
 
     Raises ValueError if the experiment's credit does not accept the scores of the PRM in folder `prm`, the PRMs' scales
     differ or there is no such environment; and as `jprm.loading.load`, e.g. FileNotFoundError.

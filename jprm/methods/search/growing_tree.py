@@ -114,7 +114,7 @@ class GrowingTree:
     def add(self, start: int, sample: Sample, until: str) -> Draw | None:
         """Adds a sample's steps as nodes after node `start` (or `ROOT`) and returns its draw.
 
-        A failed sample is only counted in `failed`: returns None. `until` is the request's, `step` or `end`, for
+        A failed sample is only counted in `failed`: returns `None`. `until` is the request's, `step` or `end`, for
         `affordable`. A step equal to an existing child that is not released reuses its node; others wait in `new` for
         their score. After a sample over the budget, a chain neither continues nor counts as finished.
         """

@@ -130,7 +130,7 @@ def _counts(output: Path) -> dict[str, int]:
 
 
 def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> int | None:
-    """Returns the index of the highest key, the first if tied; None if all are NaN or there are no keys.
+    """Returns the index of the highest key, the first if tied; `None` if all are NaN or there are no keys.
 
     A chain not marked in `answered_N` is chosen only if no marked one has a key.
     """
@@ -143,7 +143,7 @@ def best(key_N: Float[np.ndarray, " N"], answered_N: Bool[np.ndarray, " N"]) -> 
 
 
 def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> int | None:
-    """Returns the class with the largest total weight, the lowest class if tied; None if all are -1 (no vote).
+    """Returns the class with the largest total weight, the lowest class if tied; `None` if all are -1 (no vote).
 
     `class_N` has each chain's answer class, from 0, `weight_N` its weight, which must be finite and at least 0: a NaN
     is unchecked and may win.
@@ -158,9 +158,9 @@ def vote(class_N: Int[np.ndarray, " N"], weight_N: Float[np.ndarray, " N"]) -> i
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The chosen chain: its draw's index in `tree.draws`, or None and the `reason`.
+    """The chosen chain: its draw's index in `tree.draws`, or `None` and the `reason`.
 
-    `answer` is None if the chain states no answer, `score` (by the rule) if it is not finite, `correct` if unknown.
+    `answer` is `None` if the chain states no answer, `score` (by the rule) if it is not finite, `correct` if unknown.
     """
 
     draw: int | None
@@ -228,7 +228,7 @@ def _why_none(tree: GrowingTree) -> str:
 def answers_of(tree: GrowingTree) -> Answers:
     """Returns {last node: (answer, correct)} of the finished chains, including chains over the budget.
 
-    The answer is None if it cannot be extracted, `correct` if the problem's own answer is unknown.
+    The answer is `None` if it cannot be extracted, `correct` if the problem's own answer is unknown.
     """
     ends = sorted({draw.end for draw in tree.draws if draw.sample.finish_reason == "stop" and draw.end >= 0})
     if tree.finished_by is not None:
@@ -239,7 +239,7 @@ def answers_of(tree: GrowingTree) -> Answers:
 
 
 def record(tree: GrowingTree, rule: str, how: str, kind: str, about: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a finished search's record, by `kind` (`pool` or `tree`); None if no step was sampled.
+    """Returns a finished search's record, by `kind` (`pool` or `tree`); `None` if no step was sampled.
 
     It has every draw: as a pool sample, or under `draws` in the node where it ends, with the node from which it
     continued; a step sampled twice is one node with two draws. `search` has the choice by `rule` and `how` (e.g.
@@ -369,8 +369,8 @@ def calibrate(records: Sequence[Mapping[str, Any]], error_rate: float, confidenc
 def accept(record: Mapping[str, Any], threshold: Threshold) -> dict[str, Any]:
     """Returns a copy of the record whose `search` also has `accepted`, `threshold`, `error_rate` and `confidence`.
 
-    `accepted` is False if there is no score; `threshold` is null if infinite. Raises ValueError if the record is not a
-    search result, or its score is outside [0, 1].
+    `accepted` is `False` if there is no score; `threshold` is null if infinite. Raises ValueError if the record is not
+    a search result, or its score is outside [0, 1].
     """
     score = _score(_found(record, 1), 1)
     verdict = {

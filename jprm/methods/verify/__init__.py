@@ -14,7 +14,7 @@ class Verdict:
     """Result of a check.
 
     Attributes:
-      label: 1 correct, 0 incorrect, None if not checkable.
+      label: 1 correct, 0 incorrect, `None` if not checkable.
       checked: number of decided equations, tests or tactics.
       false: if incorrect, the failing statement or the error, cut to 200 characters.
     """

@@ -39,9 +39,9 @@ _NODES = 150  # of an expression for SymPy
 def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
     """Checks one step: label 0 if an equation is false, 1 if at least one holds and no other is false.
 
-    The label is None if no equation is decided, or after `limit_s` seconds. `checked` counts decided equations; `false`
-    is the first false one. Thread-safe: blocks while another thread's step is checked, in a worker process that the
-    first call starts. Raises OSError if it does not start.
+    The label is `None` if no equation is decided, or after `limit_s` seconds. `checked` counts decided equations;
+    `false` is the first false one. Thread-safe: blocks while another thread's step is checked, in a worker process that
+    the first call starts. Raises OSError if it does not start.
     """
     if not any(c.isdigit() for c in text) or not re.search(r"[=<>≈≤≥≠]|\\[a-z]+", text):
         return Verdict(None)
@@ -51,7 +51,7 @@ def check_arithmetic(text: str, *, limit_s: float = LIMIT_S) -> Verdict:
 
 @functools.lru_cache(maxsize=1 << 18)
 def label_of(step: str) -> int | None:
-    """Returns `check_arithmetic`'s label: 1 correct, 0 incorrect, None if undecided. Cached.
+    """Returns `check_arithmetic`'s label: 1 correct, 0 incorrect, `None` if undecided. Cached.
 
     A step that was late stays undecided for later calls. Raises OSError if the worker process does not start.
     """
@@ -287,9 +287,9 @@ class Irrational(Exception):
 def exact(node: tuple, reading: Mapping[str, Any]) -> Fraction:
     """Returns the exact value of an expression, e.g. of `("+", ("num", Fraction(1), 0, False), ("sym", "x"))`.
 
-    `reading` maps symbols to values (Fraction), and ambiguous kinds to True (if absent too) or False: `percent` is a
-    hundredth or a unit, `note` and `mixed` a product or a remark and a sum, `factorial` is one or an exclamation mark,
-    and `either` has a minus sign or a bullet. {} takes the first of each.
+    `reading` maps symbols to values (Fraction), and ambiguous kinds to `True` (if absent too) or `False`: `percent` is
+    a hundredth or a unit, `note` and `mixed` a product or a remark and a sum, `factorial` is one or an exclamation
+    mark, and `either` has a minus sign or a bullet. {} takes the first of each.
 
     Raises:
       Irrational, Unread, ZeroDivisionError: it has a root or pi, is too large or has unknown symbols, or divides by 0.

@@ -177,7 +177,7 @@ class ChainVerdict:
     """Result for one chain.
 
     Attributes:
-      proved: None if undecided.
+      proved: `None` if undecided.
       reason: text of the error, or why the chain is undecided; "" if it is proved.
       step: index from 0 of the wrong step, if known.
     """

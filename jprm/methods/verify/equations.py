@@ -197,7 +197,7 @@ class _Unreadable(Exception):
 
 
 def parse_expression(tokens: Sequence[Token]) -> tuple | None:
-    """Parses all the tokens as one expression, nested tuples (kind, *children); None if they are not one.
+    """Parses all the tokens as one expression, nested tuples (kind, *children); `None` if they are not one.
 
     E.g. `2 * (x + 1)` gives `("*", ("num", 2, 0, False), ("+", ("sym", "x"), ("num", 1, 0, False)))`, with Fractions.
     This module's docstring lists the kinds.

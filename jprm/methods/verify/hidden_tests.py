@@ -79,7 +79,7 @@ class Pipe:
     def pack(self, value, depth=0):
         """Converts a value to JSON: plain values and containers (to depth 100), and others by `pack_object`.
 
-        None, booleans and texts stay; others become [kind, content ...], e.g. ["int", "0x2a"]. The tests' side raises
+        `None`, booleans and texts stay; others become [kind, content ...], e.g. ["int", "0x2a"]. The tests' side raises
         `Undecided` for a value that it cannot send.
         """
         kind = type(value)

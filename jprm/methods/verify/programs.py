@@ -53,13 +53,13 @@ BATCH = 128
 def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = LIMITS) -> list[Verdict]:
     """Returns one verdict per node, on the program up to it, with `tests` and `prelude` from the tree's `extra`.
 
-    Label 1: it runs, and at least one test passes and no test fails. 0: it does not run in time, or a test fails. None:
-    a prose step, no test is decided yet, its block goes on, or an earlier step got 0. Each judged step is one run of at
-    most `limits.seconds`, one after the other. Without `sandbox`, programs have all permissions of the user.
+    Label 1: it runs, and at least one test passes and no test fails. 0: it does not run in time, or a test fails.
+    `None`: a prose step, no test is decided yet, its block goes on, or an earlier step got 0. Each judged step is one
+    run of at most `limits.seconds`, one after the other. Without `sandbox`, programs have all permissions of the user.
 
     Raises:
       RecordError: as `tests_of`.
-      OSError: `sandbox` is True, but there is no sandbox.
+      OSError: `sandbox` is `True`, but there is no sandbox.
     """
     tests = tests_of(tree.extra)
     prelude = _ended(tree.extra.get("prelude", ""))
@@ -85,7 +85,7 @@ def check_python(tree: ReasoningTree, *, sandbox: bool = True, limits: Limits = 
 
 
 def program_of(record: Mapping[str, Any], steps: Sequence[str]) -> str | None:
-    """Returns the record's `prelude` and the program of the steps, or None if the steps contain no code."""
+    """Returns the record's `prelude` and the program of the steps, or `None` if the steps contain no code."""
     prelude = _ended(record.get("prelude", ""))
     program = program_in("".join(map(_ended, steps)), prelude)
     return None if program is None else prelude + program
@@ -142,7 +142,7 @@ class Report:
       error: reason why the code did not finish; "" if its last block is incomplete.
       late: timed out.
       behaviour: equal for programs that answered the tests' calls identically, if they ran.
-      started: False if the sandbox did not start.
+      started: `False` if the sandbox did not start.
     """
 
     results: tuple[str, ...] = ()
@@ -164,8 +164,8 @@ def run_programs(programs: Sequence[Program], limits: Limits = LIMITS, *, sandbo
     """Runs programs and returns their reports, in order. Equal programs run once. `limits` apply to each.
 
     Blocks; as many run at once as there are processors. A program's failure is in its report; if a sandbox does not
-    start, `started` is False. Without `sandbox`, programs have all permissions of the user; with it, raises OSError if
-    there is no sandbox.
+    start, `started` is `False`. Without `sandbox`, programs have all permissions of the user; with it, raises OSError
+    if there is no sandbox.
     """
     distinct = list(dict.fromkeys(programs))
     workers = os.cpu_count() or 1

@@ -55,7 +55,7 @@ class Shown:
 
 @dataclasses.dataclass(frozen=True)
 class CommandResult:
-    """`status`: exit status, negative for a signal (SIGXFSZ if the output is cut), None if time ran out.
+    """`status`: exit status, negative for a signal (SIGXFSZ if the output is cut), `None` if time ran out.
     `output`: the printed text, with stderr.
     """
 
@@ -197,7 +197,7 @@ def _run_command(
 
 
 def _wait(process: subprocess.Popen, seconds: float, stop: threading.Event | None = None) -> int | None:
-    """Returns the exit status (of the kill, if `stop` is set); None if time ran out."""
+    """Returns the exit status (of the kill, if `stop` is set); `None` if time ran out."""
     end, nap = time.monotonic() + seconds, 0.001
     while (status := process.poll()) is None and time.monotonic() < end:
         if stop and stop.is_set():

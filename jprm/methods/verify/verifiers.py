@@ -6,7 +6,7 @@ reward.
 
 A checker that is a command, e.g. Agda or Z3, is described by the user's JSON file (`jprm.methods.verify.commands`).
 
-A check of the working maps (record, steps) to whether each step is right, None if it cannot be checked. A checker
+A check of the working maps (record, steps) to whether each step is right, `None` if it cannot be checked. A checker
 labels the steps of a tree (`jprm label verify`).
 """
 
@@ -83,7 +83,7 @@ class Verifier:
     def accepts(self, completions: Sequence[tuple[Record, Prefix, Sequence[Sample]]]) -> list[list[bool]]:
         """Returns whether each sample completes its prefix to a correct chain (reward 1): a list per completion.
 
-        `completions` are (record, prefix, samples). False if a sample was cut off or failed. All are judged in one
+        `completions` are (record, prefix, samples). `False` if a sample was cut off or failed. All are judged in one
         batch. Raises as `rewards`.
         """
         chains = [
@@ -116,7 +116,7 @@ def of_function(reward: Callable[[Record, Sequence[str]], float]) -> Verifier:
 def judge_answers(chains: Sequence[Chain], form: Rule | None = None) -> list[Outcome]:
     """Rewards chains with 1 if their final answer equals the record's `answer`, else 0; returns outcomes in order.
 
-    Each outcome has `about`: the `answer`, and the `answer_rule` that extracted it, both None if the chain states no
+    Each outcome has `about`: the `answer`, and the `answer_rule` that extracted it, both `None` if the chain states no
     answer. `form`: the only rule to accept, e.g. `box`; by default all count. An `answer` of null gives 0. Raises
     KeyError if a record has no `answer`, ValueError if it is neither a text nor a number.
     """
@@ -136,7 +136,7 @@ def judge_programs(chains: Sequence[Chain], limits: Limits = LIMITS) -> list[Out
 
     Returns outcomes in order. Each outcome has `about`: `passed`, the number of passed tests, and as `answer` letters
     that are equal for programs with equal behaviour on the tests, so that votes count them together. The `answer` is
-    None if the program does not run to its end. A chain without a program also has `undecided`, with the reason.
+    `None` if the program does not run to its end. A chain without a program also has `undecided`, with the reason.
 
     Raises OSError if the sandbox is absent or does not start, RecordError for a record without tests.
     """
@@ -166,7 +166,7 @@ def needs_tests(record: Record, where: str) -> None:
 
 
 def arithmetic(record: Record, steps: Sequence[str]) -> list[bool | None]:
-    """Returns whether the equations of each step hold, None for a step that `label_of` leaves undecided.
+    """Returns whether the equations of each step hold, `None` for a step that `label_of` leaves undecided.
 
     `record` is ignored. Raises OSError like `check_arithmetic`.
     """
@@ -229,8 +229,8 @@ def find(name: str) -> Verifier:
 def find_working(name: str) -> Working:
     """Finds a check of the working: `arithmetic`, `module:NAME` or `FILE.py:NAME`.
 
-    It must map (record, steps) to a True, False or None (undecided) per step. Raises ValueError if the name is unknown,
-    or the object cannot be called.
+    It must map (record, steps) to a `True`, `False` or `None` (undecided) per step. Raises ValueError if the name is
+    unknown, or the object cannot be called.
     """
     return find_part(name, WORKING, "working", Callable, files=True)
 
@@ -238,13 +238,13 @@ def find_working(name: str) -> Working:
 def record_of_problem(tree: ReasoningTree) -> dict[str, Any]:
     """Returns a tree's record without its chains, which is all that a verifier sees.
 
-    It has `problem`, `answer` (None if the tree has no answer) and the tree's other keys.
+    It has `problem`, `answer` (`None` if the tree has no answer) and the tree's other keys.
     """
     return without_chain(tree.extra) | {"problem": tree.problem, "answer": tree.answer}
 
 
 def right_working(verdicts: Sequence[bool | None]) -> bool:
-    """Returns whether no step is false and at least one is true; None stands for an undecided step."""
+    """Returns whether no step is false and at least one is true; `None` stands for an undecided step."""
     return any(verdicts) and False not in verdicts
 
 
@@ -256,7 +256,7 @@ def checker(kind: str, *, in_sandbox: bool = True) -> Callable[[ReasoningTree], 
 
     Raises:
       ValueError: there is no such kind; RecordError if a JSON file describes no checker.
-      OSError: the checker (or the file `kind`) is absent, or `in_sandbox` is True but there is no sandbox.
+      OSError: the checker (or the file `kind`) is absent, or `in_sandbox` is `True` but there is no sandbox.
     """
     if kind not in KINDS and not kind.endswith(".json"):
         raise ValueError(f"kind={kind!r} is not one of {', '.join(KINDS)}, nor a checker's FILE.json")
@@ -341,7 +341,7 @@ _BEGUN = re.compile(r'Recursive definition is: "\?')  # of `fix IH 1.`: the next
 
 @functools.cache
 def coq_refusal() -> str | None:
-    """Returns the reason if Coq cannot run on this machine, else None. Cached."""
+    """Returns the reason if Coq cannot run on this machine, else `None`. Cached."""
     return None if shutil.which("coqtop") else "coqtop is not installed (Debian's package coq)"
 
 
@@ -349,7 +349,7 @@ def check_coq(tree: ReasoningTree, *, sandbox: bool = True) -> list[Verdict]:
     """Returns one verdict per node (`check_tactics`, `by_node`). Each path is one Coq run, within COQ_LIMITS.
 
     The theorem is the tree's `extra["theorem"]`, else its problem. Without Coq, no node is checkable (`coq_refusal`);
-    this raises no error. Raises OSError if `sandbox` is True but there is no sandbox.
+    this raises no error. Raises OSError if `sandbox` is `True` but there is no sandbox.
     """
     theorem = str(tree.extra.get("theorem", tree.problem))
     steps = ([tree.nodes[i].text for i in chain] for chain in chains_of(tree))
@@ -417,7 +417,7 @@ def _tactics(step: str) -> bool:
 
 
 def _uncommented(step: str) -> str | None:
-    """Removes (nested) comments; returns None if one is not closed, or the step contains a string."""
+    """Removes (nested) comments; returns `None` if one is not closed, or the step contains a string."""
     if '"' in step:
         return None
     depth, kept, start = 0, [], 0

@@ -46,7 +46,7 @@ MOST_TOKENS = 1 << 16
 def step_text(messages: Sequence[Message], outcome: float | None = None) -> str:
     """Encodes a turn and the environment's answer as a step, JSON text with `messages`.
 
-    The last step of an episode also has its `outcome`; None leaves it out.
+    The last step of an episode also has its `outcome`; `None` leaves it out.
     """
     end = {} if outcome is None else {"outcome": outcome}
     return json.dumps({"messages": [dict(message) for message in messages], **end}, ensure_ascii=False)
@@ -58,7 +58,7 @@ def messages_in(steps: Sequence[str]) -> list[Message]:
 
 
 def outcome_in(steps: Sequence[str]) -> float | None:
-    """Returns the outcome in the last of these steps; None if it has none, or there are no steps."""
+    """Returns the outcome in the last of these steps; `None` if it has none, or there are no steps."""
     return json.loads(steps[-1]).get("outcome") if steps else None
 
 
@@ -180,9 +180,9 @@ class WorldPolicy:
         return episode.messages
 
     def finished(self, problem: str, steps: Sequence[str]) -> tuple[str | None, bool | None]:
-        """Returns (final answer, whether the outcome is 1); the second is None before the episode's end.
+        """Returns (final answer, whether the outcome is 1); the second is `None` before the episode's end.
 
-        The answer is None if the environment's `answer` finds none in the messages so far. Raises as `opening`.
+        The answer is `None` if the environment's `answer` finds none in the messages so far. Raises as `opening`.
         """
         outcome = outcome_in(steps)
         answer = self.world.environment.answer([*self.opening(problem), *messages_in(steps)])
@@ -213,7 +213,7 @@ class TurnScorer(Rescorer):
         """Converts a search's record from steps to messages: a tree, in which the choice is a turn's node.
 
         Returns a new record. `search.chosen` and each node's `draws[i]["from"]` become node indices of the message
-        tree; `chosen` may be None. Raises RecordError for a record that is no search result of turns, OSError and
+        tree; `chosen` may be `None`. Raises RecordError for a record that is no search result of turns, OSError and
         KeyError as `WorldPolicy.opening`.
         """
         tree = tree_of(record)

@@ -59,7 +59,7 @@ def as_content(text: str) -> Message:
 
 
 def last_answer(messages: Sequence[Message]) -> str | None:
-    """Extracts the final answer from the last assistant message, as for chains; None if it states no answer."""
+    """Extracts the final answer from the last assistant message, as for chains; `None` if it states no answer."""
     contents = [message.get("content") for message in messages if message["role"] == "assistant"]
     return extract_answer(contents[-1]) if contents and isinstance(contents[-1], str) else None
 
@@ -312,8 +312,8 @@ def _after(episode: Episode, message: Message, reply: Reply, place: Place | None
 def in_threads(calls: Sequence[Callable[[], Any]], at_once: int, seconds: float | None) -> list[Any]:
     """Runs calls, `at_once` at a time; returns their results in order. If one raises, its result is the exception.
 
-    If a call takes longer than `seconds` (None: no limit), its result is a TimeoutError. A thread cannot be killed: it
-    is abandoned, and another takes its place.
+    If a call takes longer than `seconds` (`None`: no limit), its result is a TimeoutError. A thread cannot be killed:
+    it is abandoned, and another takes its place.
     """
     ended: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 

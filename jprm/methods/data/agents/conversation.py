@@ -74,7 +74,7 @@ class Conversation:
     def write(self, key: Any, text: str = "", thoughts: str = "", call: Mapping[str, Any] | None = None) -> None:
         """Adds text, thoughts and a call (in the chat form, as by `call_of`) to the turn of response `key`.
 
-        Begins a new turn if the last one belongs to another response, or `key` is None.
+        Begins a new turn if the last one belongs to another response, or `key` is `None`.
         """
         if not self.holds(key) or self._turn is None:
             self._join()
@@ -94,7 +94,7 @@ class Conversation:
     def answer(self, call_id: Any, text: str) -> None:
         """Adds the result of a call in the last turn, before user messages that came while the tool ran.
 
-        If the result or the calls have no id (`call_id` is "", None or no text), it answers any open call. Without a
+        If the result or the calls have no id (`call_id` is "", `None` or no text), it answers any open call. Without a
         matching call it becomes a user message.
         """
         call_id = call_id if isinstance(call_id, str) and call_id else None
@@ -121,7 +121,7 @@ class Conversation:
         del self._messages[count:]
 
     def add_item(self, item: Any, where: str, field: str) -> bool:
-        """Adds an item of the OpenAI Responses API; returns False, and adds nothing, if its kind is unknown.
+        """Adds an item of the OpenAI Responses API; returns `False`, and adds nothing, if its kind is unknown.
 
         All model output between two inputs is one turn. Raises RecordError, with `where` and `field`, if the item is no
         object, or its text is damaged or has refused images.

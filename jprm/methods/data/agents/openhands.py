@@ -104,7 +104,7 @@ _SUMMARY = "CondensationSummaryEvent"
 
 
 def _call_id(event: Mapping[str, Any]) -> Any:
-    """Returns the call id of an action or observation, or None."""
+    """Returns the call id of an action or observation, or `None`."""
     return object_in(event, "tool_call_metadata", event).get("tool_call_id")
 
 

@@ -373,7 +373,7 @@ def _messages(value: Any, role: str, where: str, name: str, left: Leftovers) -> 
 
 
 def _join(before: Record, message: Record) -> bool:
-    """Joins two messages of one turn in place, e.g. a text and a call; returns False if they are two turns."""
+    """Joins two messages of one turn in place, e.g. a text and a call; returns `False` if they are two turns."""
     both = [key for key in THOUGHTS if before.get(key) and message.get(key)]
     if both or message.get("content") and (before.get("content") or before.get("tool_calls")):
         return False

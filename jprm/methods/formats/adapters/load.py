@@ -157,7 +157,7 @@ class _Model:
 
 
 def context_of(a: Adapter, *models: pathlib.Path) -> int | None:
-    """Returns the smallest limit on a chain's tokens in the adapter and the models' files; None if there is no limit.
+    """Returns the smallest limit on a chain's tokens in the adapter and the models' files; `None` if there is no limit.
 
     `models` are Hugging Face folders and GGUF files. Raises ValueError if their metadata is damaged.
     """

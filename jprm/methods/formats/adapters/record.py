@@ -103,7 +103,7 @@ class Adapter:
 
     @property
     def score_scale(self) -> Scale:
-        """Threshold, vote weight and redundancy threshold; a threshold of None is 0.5, a weight of None `score`."""
+        """Threshold, vote weight and redundancy threshold; a threshold of `None` is 0.5, a weight of `None` `score`."""
         threshold = 0.5 if self.threshold is None else self.threshold
         return Scale(threshold, cast(Any, self.weight or "score"), self.redundancy_threshold)
 
