@@ -329,8 +329,8 @@ def fit(
     """Fits a verifier to files of pools, one policy each, writes it to the folder `out` (`save`), and returns it.
 
     `sources` are names as for `jprm.methods.evidence.sources.find`. `seed` draws the chains that `choose_vote` drops;
-    `tell` gets a line per stage. Files should differ in name: those of one name share an entry in `measured`. Waits for
-    the sources' models. An earlier verifier in `out` is replaced at the end; after an error it is unchanged.
+    `tell` gets a line per stage. In `measured` a file has its name without ending, or its path if two have one name.
+    Waits for the sources' models. An earlier verifier in `out` is replaced at the end; after an error it is unchanged.
 
     Raises:
         ValueError: a source or file is repeated, a source is unknown or missing, or there are too few problems.
@@ -346,7 +346,9 @@ def fit(
     policies = []
     for path in paths:
         tell(f"reading the evidence in {os.fspath(path)}")
-        policies.append(read_policy(path, witnesses))
+        policy = read_policy(path, witnesses)
+        alone = [path_of(other).stem for other in paths].count(policy.name) == 1
+        policies.append(policy if alone else dataclasses.replace(policy, name=os.fspath(path)))
     tell("fitting")
     fit_calibrated(policies)  # refuses pools that are too few before the longer fits
     names = evidence.names(witnesses)

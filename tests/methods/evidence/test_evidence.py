@@ -316,8 +316,11 @@ def scored_pools(seed, know, n=80, samples=6):
 
 
 def test_a_verifier_with_a_model_chooses_answers_and_is_not_below_it(tmp_path):
-    files = [written(tmp_path / f"{i}.jsonl", scored_pools(i, know=0.7)) for i in range(2)]
+    for i in range(2):
+        (tmp_path / str(i)).mkdir()
+    files = [written(tmp_path / str(i) / "pools.jsonl", scored_pools(i, know=0.7)) for i in range(2)]
     verifier = fit(files, ["form", "pool", "stored"], out=tmp_path / "verifier")
+    assert [*verifier.measured["auroc_in_problems"]] == list(map(str, files))  # of one name: told apart by folder
     assert (verifier.chooses, verifier.measured["chosen"]) == ("answers", "fused")
     held_out = verifier.measured["held_out"]
     alone = [max(of_both) for name, of_both in held_out.items() if name != "fused"]
