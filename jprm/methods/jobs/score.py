@@ -22,7 +22,6 @@ from jprm.io.jsonl import Rejects, count, dump, read_lines, write_records
 from jprm.io.outputs import Bar, continued, cut, digest, finish, input_of, stored_request
 from jprm.io.storage import Growing, Place, path_of
 from jprm.methods.data.agents import atif
-from jprm.methods.judge.judge import missing_of
 from jprm.model.config import own_parts
 from jprm.score.scale import PROBABILITY, Scale
 from jprm.score.scorer import CHUNK, PRM, LongChain, Speed
@@ -248,8 +247,11 @@ def _complete(scorer: Scorer, output: Place) -> None:
 
     If it is stopped, or every critique fails, the output stays as it was.
     """
-    ask = getattr(scorer, "completed", None)  # of judges
-    if ask is not None and any(map(missing_of, read_records(output))):
+    if (ask := getattr(scorer, "completed", None)) is None:  # no judge
+        return
+    from jprm.methods.judge.judge import missing_of
+
+    if any(map(missing_of, read_records(output))):
         write_records(output, ask(read_records(output)))
 
 
