@@ -310,8 +310,9 @@ class CheckedPart:
         return [jax.tree.map(lambda x, b=b: x[b : b + count], wide) for b in range(0, len(wide.tokens), count)]
 
     def sums(self, rows: Rows, mesh: jax.sharding.Mesh | None = None) -> tuple[dict[str, Any], Any]:
-        """Returns ({"loss", "count", metrics by name}, the loss's gradient by parameter): sums as float64 host arrays.
+        """Returns (sums, the loss's gradient, nested as the parameters), in float64 host arrays.
 
+        Sums are one flat dict: `loss`, `count` and each metric by its name, a `ScoreSums` if the metric is `Judged`.
         `mesh` is by default of one device.
         """
         params, mesh = self.placed_on_one if mesh is None else self.placed(mesh), mesh or self.mesh

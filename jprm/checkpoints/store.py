@@ -115,7 +115,7 @@ def saved(workdir: Place) -> bool:
 
 
 def abstract(tree: Any) -> Any:
-    """Returns the tree with each array replaced by its `jax.ShapeDtypeStruct` (sharded), for Orbax to restore into."""
+    """Returns a tree of jax arrays (no numbers) as sharded `jax.ShapeDtypeStruct`s, for Orbax to restore into."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 

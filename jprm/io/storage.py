@@ -180,7 +180,7 @@ class Local(pathlib.PosixPath):
         return self.exists() and self.stat().st_size > 0
 
     def check_readable(self) -> None:
-        """Raises ValueError for a pipe or device, which could block forever; a folder passes."""
+        """Raises FileNotFoundError if it is absent, ValueError for a pipe or device (reading could block)."""
         if not stat.S_ISREG(mode := os.stat(self).st_mode) and not stat.S_ISDIR(mode):
             raise ValueError(f"{self}: is not a file on disk, and it is read twice. Write it to a file first")
 

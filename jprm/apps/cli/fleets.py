@@ -122,7 +122,8 @@ def divided(
 
     `work` receives `RunFiles`. With a limit, the input is first copied (`first_records`). A shard writes
     `OUT.0000I-of-0000N`, its input and a manifest; Ray's shards are then merged into `output`. Raises ValueError if the
-    options or paths do not fit each other, or `work` failed on Ray; other errors of `work` pass through.
+    options or paths do not fit each other, or `work` failed on Ray, and ImportError for Ray without the extra `ray`;
+    other errors of `work` pass through.
 
     Args:
       command: name for manifests, e.g. `label mc`.

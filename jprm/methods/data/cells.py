@@ -324,8 +324,9 @@ def verdict_of(value: Any, where: str, field: str) -> bool | None:
 def place_of(value: Any, first: int, steps: int, where: str, field: str) -> int:
     """Returns the 0-based index of the first wrong of `steps` steps, or -1 if every step is right.
 
-    `first` is the number that the source gives the first step (0 or 1). Null, "N/A" and numbers below `first` mean that
-    no step is wrong. Raises RecordError for any other value.
+    `first` is the number that the source gives the first step (0 or 1). A text is read as a number, 3.0 as 3. Null, the
+    words in `NULLS` (e.g. "N/A", and "", an empty cell of CSV) and numbers below `first` mean that no step is wrong.
+    Raises RecordError for fractions, other texts, booleans and steps that the chain does not have.
     """
     number = value
     if isinstance(value, str):

@@ -131,7 +131,11 @@ def _otherwise_used(letter: str, text: str) -> bool:
 
 
 def merge(chain: Record) -> Record | None:
-    """Joins steps 1 and 2, 3 and 4 etc. by newlines, if there are two steps. See `Edit`."""
+    """Joins the first two steps by a newline, then the next two, etc.; `None` if there is only one step.
+
+    Returns a copy with other `steps`, and `pairs`: tuples (last step before, step after), from 0, of all joined steps.
+    Other keys, e.g. `labels`, stay as they were.
+    """
     steps = chain["steps"]
     if len(steps) < 2:
         return None

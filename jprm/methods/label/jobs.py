@@ -72,6 +72,7 @@ def label_monte_carlo(policy: Policy, input: Path, output: Path, rollouts: Path,
       ValueError: the verifier is unknown, the input is empty, or `output` or `rollouts` is also an input or in use.
       RecordError: a record is invalid, or the verifier cannot judge it; raised before any rollout is sampled.
       PolicyError: the policy failed at all rollouts of a batch; earlier ones are kept.
+      OSError: the verifier needs a sandbox, and there is none; raised before any rollout is sampled.
     """
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")  # the environment rewards its own episodes

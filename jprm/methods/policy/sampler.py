@@ -233,7 +233,7 @@ class Sampler:
         return [[drawn[i * n + j] for j in range(n)] for i in range(len(prefixes))]
 
     def go_on(self, wanted: Sequence[Wanted], needed: int) -> list[Drawn]:
-        """Continues open chains until the first `needed` of them have ended; returns all, in order, with old tokens.
+        """Continues open chains until `wanted[:needed]` have all ended; returns all, in order, with their old tokens.
 
         Unfinished chains have the reason `open`; some may have no new token, if no row was free. They have no
         entropies. A chain's tokens depend on the parameters at their sampling, but not on interruptions.

@@ -213,8 +213,8 @@ class TurnScorer(Rescorer):
         """Converts a search's record from steps to messages: a tree, in which the choice is a turn's node.
 
         Returns a new record. `search.chosen` and each node's `draws[i]["from"]` become node indices of the message
-        tree; `chosen` may be `None`. Raises RecordError for a record that is no search result of turns, OSError and
-        KeyError as `WorldPolicy.opening`.
+        tree; `chosen` may be `None`. The record must come from a search over turns: others end in a KeyError, TypeError
+        or ValueError. Raises OSError and KeyError as `WorldPolicy.opening`.
         """
         tree = tree_of(record)
         trajectory, turns = messages_of_steps(tree, self._policy.opening(tree.problem))
