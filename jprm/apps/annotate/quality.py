@@ -48,16 +48,18 @@ def labellings(tasks: Tasks) -> dict[int, list[Task]]:
 def figures(tasks: Tasks) -> dict[str, Any]:
     """Returns the report as JSON data. Figures without data are null.
 
-    A figure is `{"value", "low", "high"}` with a 95 % interval over tasks; a fraction also has `n`, a contrast
-    `better`.
+    A figure is `{"value", "low", "high"}` with a 95 % interval over tasks. A fraction also has its count `n`. A
+    contrast is a difference of means, A minus B, and has `better`: the fraction of resamples with A above B, ties half
+    (0 to 1). Task indices and steps count from 0.
 
     - `tasks`: counts `in_study`, `labelled`, `labelled_twice`, `steps`.
-    - `agreement`: `steps` (with two ratings), `alpha` (ordinal), `wrong_or_not`, `chains`, `first_error`, and `apart`,
-      a list of disagreements: {"task": index, "first_error": {annotator: step or null}} or {"task", "wrong": {step:
-      {annotator: bool}}}.
+    - `agreement`: counts `steps` (with two ratings) and `chains` (with two labellings); figures `alpha` (ordinal),
+      `wrong_or_not`, `first_error`; and `apart`, a list of disagreements: {"task": index, "first_error": {annotator:
+      step or null}} or {"task", "wrong": {step: {annotator: bool}}} (`step` is an int key; JSON makes it text).
     - `annotators`: by name, counts `tasks`, `finish` ({reason: count}), `flagged`, `steps`; `minutes`, and the medians
-      `seconds_a_step` and `seconds_a_task`; `screening` (`Tasks.screening`); figures `gold` and `repeats`; `drift`,
-      null below 8 tasks, with figures `seconds_a_step` and `rated_wrong`.
+      `seconds_a_step` and `seconds_a_task`; `screening` (`Tasks.screening`; null if the study has no
+      screening tasks); figures `gold` and `repeats`; `drift`, null below 8 tasks, with contrasts (second half of the
+      tasks minus first) `seconds_a_step` and `rated_wrong`.
     - `anchoring`: null below 8 labellings with and 8 without scores; else counts `shown` and `hidden`, and contrasts
       (shown minus hidden) `agreement`, `with_an_error`, `seconds_a_step`.
     """

@@ -564,7 +564,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def place_in(error: BaseException, files: Sequence[str]) -> str | None:
-    """Returns FILE:LINE if the error arose in one of the user's own `files`, else `None`."""
+    """Returns FILE:LINE if the error was raised in one of the user's own `files`, else `None`.
+
+    Only the innermost frame counts: an error raised in a library that a user's file called gives `None`. A syntax
+    error counts for the file that has it.
+    """
     file_of_path = {os.path.realpath(file): file for file in files}
     if isinstance(error, SyntaxError) and os.path.realpath(error.filename or "") in file_of_path:
         return f"{error.filename}:{error.lineno}"

@@ -48,7 +48,10 @@ def suite(
     computes. The suite file is a JSON object:
     {"neutral": "positive", "processbench": {"data": ["gsm8k.json", "math.json"], "calibrate": "gsm8k.json"},
     "prmbench": {"data": [..]}, "steps": {"data": [..]}, "best_of_n": {"data": [..]}, "calibration": {"data": [..],
-    "calibrate": [..]}}; every section is optional. For your own benchmark add a section with the key "FILE.py:NAME",
+    "calibrate": [..]}}; every section is optional. "neutral" is "positive",
+    "negative" or "drop". Further keys: "seed", and "too_long": "error" (default) or "skip" for records beyond the
+    model's context. Missing files of "data" are skipped and listed as absent; a section without any file, or a missing
+    file of "calibrate", is an error. For your own benchmark add a section with the key "FILE.py:NAME",
     relative to the suite file.
 
     For example:

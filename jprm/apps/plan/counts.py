@@ -444,7 +444,7 @@ def group_size(collective: Instruction) -> int:
 def first_group(collective: Instruction) -> list[int]:
     """Returns the device numbers in a collective's first group; between slices, the slices.
 
-    Raises ValueError for an unknown group notation.
+    Raises ValueError for other notations, e.g. `replica_groups={}` (all devices) or a slice's own collective-permute.
     """
     order = r"\[([\d,]+)\](?:T\(([\d,]+)\))?"
     # Between slices: slices x chips, groups of devices, or pairs: "{1,2}x{0:63}".

@@ -120,9 +120,10 @@ def html(
 ) -> str:  # fmt: skip
     """Returns the page's HTML, from sections (id, heading, blocks) and SVG figures by name, for every `Figure` in them.
 
-    `verdicts` has sentences as (kind, text) by model (`kind`). Folders of models below `home`, the page's own folder,
-    are named from there, e.g. `formal`. Raises ValueError if the chains have NaN or an infinity, jinja2's
-    UndefinedError if a figure is missing.
+    `verdicts` is [(model name, [(kind, sentence)])]; a kind must be `good`, `bad`, `open` or `fact`.
+    Folders of models below `home`, the page's own folder, are named from there, e.g. `formal`.
+
+    Raises ValueError if the chains have NaN or an infinity, jinja2's UndefinedError if a figure is missing.
     """
     several = len(page.models) > 1
     figures = [block for _, _, blocks in sections for block in blocks if isinstance(block, Figure)]

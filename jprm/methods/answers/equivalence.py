@@ -13,8 +13,8 @@ brackets, or if it does not parse.
 
 Limits: a percentage equals both its fraction and its number (18% = 0.18 and 18% = 18); a unit may be absent (10 cm =
 10), but two known units must measure the same quantity (1 m = 100 cm); a list without brackets is a set (1,2 = 2,1);
-`x=5` equals 5; a column vector is not a tuple; 12:30 is text. A true 1<x<2 equals a given (1,2), and a true 3.14 a
-given 3,14, but not the reverse, so the true answer must come first.
+`x=5` equals 5; a column vector is not a tuple; 12:30 is text. A true 1<x<2 equals a given (1,2), and a true 1.5 a
+given 1,5, but not the reverse, so the true answer must come first.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def equivalent(truth: str | float | None, answer: str | float | None, *, limit_s
     """Returns whether `answer` equals `truth`; `False` if either is absent. Thread-safe.
 
     Both are as written, e.g. with units or LaTeX; 18% equals 18 and 0.18, and 10 cm equals 10. The true answer must
-    come first: a true 3.14 equals a given 3,14, but not the reverse. Above 2,000 characters, texts are compared. A
+    come first: a true 1.5 equals a given 1,5, but not the reverse. Above 2,000 characters, texts are compared. A
     symbolic comparison, in a worker process that the first one starts, takes at most `limit_s` seconds, after which it
     counts as unequal. Raises ValueError if either is neither a text nor a number, OSError if the worker does not start.
     """

@@ -81,7 +81,9 @@ def first_item(text: str) -> tuple[str, Literal["value", "words", ""], int]:
     """Returns the first number, formula, choice or words as (item, kind, end).
 
     `kind` is "value" for a number, formula or choice, "words", or "" if there is no item (then the item is ""). `end`
-    is the index in `text` after it. `text` must begin with the item, after fillers such as "is".
+    is the index in `text` after the item, or the end of the clause without one. Fillers such
+    as "is" are skipped, and words before a number that do not change it ("the total of 7 cats" gives "7"). Math
+    delimiters are removed ("$x^2$" gives "x^2"); a choice may include its text, e.g. "(B) Paris is nice".
     """
     at = m.end() if (m := _FILLER.match(text)) else 0
     choice = re.match(
