@@ -365,8 +365,8 @@ def trials_report(trees: Sequence[ReasoningTree], seed: int) -> dict[str, Any]:
     single trial are left out and counted as `n_single`. `chosen` (keys `lowest`, `mean` and `last`) and `trivial` have
     the success rates by key, `ahead` each key of the scores minus `best_trivial`, on the same resamples of tasks;
     `oracle` is the rate with the best trial per task. `chosen` and `ahead` are empty if any turn lacks a score. If all
-    trials of every task have the same outcome, no choice matters, and `trivial` is empty too. Also `n_tasks` and
-    `n_trials`. Returns {} if no task has two trials with outcomes.
+    trials of every task have the same outcome, no choice matters: `chosen`, `trivial` and `ahead` are empty, and
+    the name `best_trivial` is "". Also `n_tasks` and `n_trials`. Returns {} if no task has two trials with outcomes.
     """
     trials = trials_of(trees)
     all_tasks = [np.flatnonzero(trials.task_K == task) for task in range(int(trials.task_K.max(initial=-1)) + 1)]
@@ -447,8 +447,8 @@ def first_bad_report(trees: Sequence[ReasoningTree], threshold: float, seed: int
 
     `scores` (`lowest`, and `below` the `threshold`) and `trivial` have the figures by prediction; `scores` is empty if
     a turn lacks a score. `figures` lists those reported: `step`, `within_1`, `within_3`, `within_5`, and if known
-    `agent`, `any_failure` and `root_cause`. `ahead` is each figure of the scores minus its `best_trivial` prediction,
-    on the same resamples. `n` counts trajectories, `n_tasks` tasks.
+    `agent`, `any_failure` and `root_cause`. `best_trivial` names the best trivial prediction by figure; `ahead`, by
+    prediction and figure, is the scores minus it, on the same resamples. `n` counts trajectories, `n_tasks` tasks.
     """
     failed = failed_of(trees)
     if not failed:

@@ -138,7 +138,7 @@ def interval(figure: Mapping[str, Any] | None) -> str:
 
 
 def points(difference: Mapping[str, Any]) -> str:
-    """Formats a difference of fractions, e.g. `+3.1 points [-0.2, +6.4]`; it must have an interval."""
+    """Formats a difference of fractions, e.g. `+3.1 points [-0.2, +6.4]`; `value`, `low` and `high` must be numbers."""
     value, low, high = (f"{100 * difference[key]:+.1f}" for key in ("value", "low", "high"))
     return f"{value} points [{low}, {high}]"
 

@@ -35,8 +35,9 @@ def lowest_at_end(trees: Sequence[ReasoningTree], seed: int, margin: float = 0.0
     A scorer that judges the answer instead of the process has its minimum there (Zhang et al. 2025, arXiv 2501.07301,
     section 4.3). Only chains with at least two steps and only positive labels count, since errors do come late. `share`
     splits ties evenly; `expected` is the mean of 1 / length, the rate of a scorer that ignores position; `excess` is
-    the difference, with an interval. A finding is an `excess` interval above `margin`. Also returns `n`, the chains
-    that count, `margin` and `finding` (bool). Raises ScoreError if no chain counts.
+    `share` minus `expected`, as `{"value", "low", "high"}`. A finding is an `excess` interval above `margin`. Also
+    returns `n`, the number of chains that count, `margin` and `finding` (bool). Raises ScoreError if no chain counts,
+    or one lacks a score.
     """
     chains = [
         tree for tree in trees
@@ -104,8 +105,8 @@ def wrong_process(trees: Sequence[ReasoningTree], threshold: float, seed: int, m
     `detected` is the fraction of chains with a correct answer and a wrong step that have a step below `threshold`;
     `detected_wrong_answer` is the same for an incorrect answer, and `false_alarms` for error-free chains. `auroc` ranks
     correct-answer chains with an error below those without, by their lowest score; `auroc_wrong_answer` does so for
-    incorrect answers. `gap` is their difference. All of these are `{"value", "low", "high"}`. Also returns `n` (correct
-    answers with a wrong step), `threshold`, `margin` and `finding` (bool).
+    incorrect answers. `gap` is the latter minus `auroc`. All of these are `{"value", "low", "high"}`. Also returns `n`
+    (correct answers with a wrong step), `threshold`, `margin` and `finding` (bool).
 
     A finding, i.e. the scorer sees the answer instead of the process: the interval of `auroc` lies below one half plus
     `margin`, or the interval of `gap` above `margin`. The gap counts only if at least `LEAST` problems have an
@@ -150,8 +151,9 @@ def over_optimisation(pools: Pools, seed: int, margin: float = 0.0) -> dict[str,
     """Returns whether choosing among more samples makes best-of-n worse, by rule (Gao et al. 2022, arXiv 2210.10760).
 
     `value` is the exact expected accuracy for `n` = 1, 2, ..., and `peak` the best n. `drop` is the loss from the peak
-    to the largest n, with an interval over problems. Since a maximum is also high by luck, each half of the problems
-    uses the peak of the other half. `finding` (bool) is whether all of the interval of `drop` lies above `margin`.
+    to the largest n, `{"value", "low", "high"}` over problems. Since a maximum is also high by luck, each half of the
+    problems uses the peak of the other half. `finding` (bool) is whether all of this interval lies above `margin`,
+    which is also a key.
 
     Raises ScoreError if scores depend on the whole pool.
     """
@@ -193,7 +195,8 @@ def diagnostics_report(
 
     Keys: `lowest_at_end` and `wrong_process` (with `threshold`) if `chains` are given, and `length_slopes` and
     `over_optimisation`, by file and then rule, if there are pools. A diagnostic without suitable data, or without a
-    chain's scores, is `{"not_computed": reason}`. Raises ScoreError or NothingToMeasure as `pools_of` does.
+    chain's scores, is `{"not_computed": reason}`. Raises ScoreError or NothingToMeasure as `pools_of` does, and
+    KeyError if a chain lacks `first_error`.
     """
     report: dict[str, Any] = {}
     if chains is not None:
@@ -253,13 +256,14 @@ def edits_report(
     chain.
 
     - `meaning_kept`, by edit: `change`, the mean absolute change of a step's score, with an interval over problems, and
-      `shift`, the mean signed change.
+      `shift`, the mean signed change (after less before), a number.
     - `meaning_lost`, by edit: `unnoticed`, how often the step made wrong still scores at least `threshold`, and `fall`,
-      how far its score dropped.
+      the mean drop of its score (before less after), both with an interval.
     - `nonsense`, by kind: `preferred`, how often its lowest score exceeds the correct chain's (ties count half). A
       search would be drawn to it.
 
     Each has `n` edits, `margin` (from `MARGINS`) and `finding`: the interval of its first figure lies above the margin.
+    Intervals are `{"value", "low", "high"}`. Raises ScoreError if a score is missing.
     """
     before = scores_of(chains, [f"chain {i}" for i in range(len(chains))])
     after = scores_of(changed, [f"edit {i}" for i in range(len(changed))])
@@ -342,8 +346,8 @@ def run(options: Diagnostics) -> Report:
 def derive(requests: Mapping[str, Request], results: Mapping[str, Any], score: Scorer | None) -> Report:
     """Returns all diagnostics that the `requests` of processbench and best_of_n allow; edits need the scorer.
 
-    The threshold is the one tuned in the first file of `results["processbench"]`, or the model's own, which edits
-    always use. {} if neither is requested.
+    Returns the keys of `diagnostics_report` and of `edits_report`. The threshold is the one tuned in the
+    first file of `results["processbench"]`, or the model's own, which edits always use. {} if neither is requested.
     """
     chains, pools, seed = None, {}, 0
     scale = next((request.scale for request in requests.values()), PROBABILITY)

@@ -28,7 +28,10 @@ Record = dict[str, Any]
 
 
 def whitespace(chain: Record) -> Record | None:
-    """Doubles every space, and ends each step with a newline. Returns as an `Edit`."""
+    """Doubles every space, and ends each step with a newline.
+
+    Returns a new record with `problem`, `steps` and `pairs`: a tuple (i, i) for each step i, from 0.
+    """
     return _same_steps(chain, [step.replace(" ", "  ") + "\n" for step in chain["steps"]])
 
 
@@ -40,7 +43,7 @@ _WORD = re.compile(r"[A-Za-z]{3}|\b(?:an|at|by|if|in|is|of|on|or|to)\b", re.IGNO
 
 
 def latex(chain: Record) -> Record | None:
-    r"""Rewrites `$x$` as `\(x\)`, or the reverse, if a step has either. See `Edit`.
+    r"""Rewrites `$x$` as `\(x\)`, or the reverse. Returns as `whitespace`; `None` if no step changes.
 
     A step stays unchanged if a dollar sign may mean money, e.g. `$5 + $3 = $8`.
     """
@@ -73,10 +76,10 @@ _SHORT_WORDS = {"an", "by", "in", "my", "no", "on", "why", "try"}
 
 
 def rename(chain: Record) -> Record | None:
-    """Renames one of the variables x, y, z, n, k, also in the problem, if one is safe to rename. See `Edit`.
+    """Renames one of the variables x, y, z, n, k, also in the problem. Returns as `whitespace`.
 
-    A letter is skipped if it may be a factor (the x of `2bx`), a times sign (`3 x 4`) or part of a name (`x-axis`,
-    `nth`).
+    Returns `None` if no variable is safe to rename. A letter is skipped if it may be a factor (the x of `2bx`), a times
+    sign (`3 x 4`) or part of a name (`x-axis`, `nth`).
     """
     texts = [chain["problem"], *chain["steps"]]
     runs = [run for text in texts for run in _runs(text)]
@@ -150,7 +153,10 @@ _SENTENCE = re.compile(
 
 
 def split(chain: Record) -> Record | None:
-    """Splits every step with several sentences in two, if there is one. See `Edit`."""
+    """Splits every step with several sentences in two, about the middle; `None` if there is none.
+
+    Returns a copy with other `steps`, and `pairs`: tuples (step before, its last part after), from 0, of all steps.
+    """
     steps, pairs = [], []
     for i, step in enumerate(chain["steps"]):
         formulas = [match.span() for match in _MATHEMATICS.finditer(step)]
@@ -162,7 +168,7 @@ def split(chain: Record) -> Record | None:
 
 
 def wordy(chain: Record) -> Record | None:
-    """Puts an empty phrase before each step. Returns as an `Edit`."""
+    """Puts an empty phrase before each step. Returns as `whitespace`."""
     return _same_steps(chain, [f"Let us now look at this carefully. {step}" for step in chain["steps"]])
 
 
@@ -186,7 +192,10 @@ _IS = re.compile(r"(?<=[A-Za-z0-9$)] )(is|are|equals)(?= )")
 
 
 def number(chain: Record) -> Record | None:
-    """Adds one to the last whole number of the first step, from the middle on, that has one; else None. See `Edit`."""
+    """Adds one to the last whole number of the first step, from the middle on, that has one; else `None`.
+
+    Returns a new record with `problem`, `steps` and `at`, the index of the changed step.
+    """
     return _made_wrong(chain, _NUMBER, lambda number: str(int(number) + 1), last=True)
 
 
@@ -257,7 +266,8 @@ def nonsense(chains: Sequence[Record], seed: int) -> list[Record]:
 def edited(chains: Sequence[ReasoningTree], seed: int) -> list[Record]:
     """Returns the records of every edit of each chain (a tree without branches); skipped ones are left out.
 
-    Each `Edit` record gets `edit`, e.g. `whitespace`, and `of`, the chain's index; `nonsense` comes last.
+    Each has `problem`, `steps`, `edit` (e.g. `whitespace`) and `of`, the chain's index. Records that keep the meaning
+    also have `pairs`, and records with a step made wrong `at`; those of `nonsense` come last.
     """
     plain = [{"problem": chain.problem, "steps": [node.text for node in chain.nodes]} for chain in chains]
     kept = [

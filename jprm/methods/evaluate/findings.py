@@ -37,22 +37,22 @@ Tiles = list[tuple[str, list[tuple[str, str, str, str]]]]
 
 
 def findings_of(results: Mapping[str, Any], benchmarks: Benchmarks) -> list[list[Finding]]:
-    """Returns one list of findings for each benchmark that has results."""
+    """Returns one list of findings for each benchmark that has results, in the order of `benchmarks`."""
     return [list(benchmark.findings(results)) for name, benchmark in benchmarks.items() if name in results]
 
 
 def compared(difference: Mapping[str, Any], baseline: str) -> str:
     """Returns e.g. `better than a coin: +3.1 points [0.2, 6.4]`; the interval decides the wording.
 
-    `difference` has `value`, `low` and `high` as fractions.
+    `difference` has `value`, `low` and `high` as fractions, none of them null.
     """
     return f"{SAID[decided(difference)][1]} {baseline}: {points(difference)}"
 
 
 def verdict(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Yields each finding as (kind, sentence with figure, baseline and note); the kind as in `Finding.kind`.
+    """Yields each finding as (kind, sentence with figure, baseline and note); kinds: `good`, `bad`, `open` and `fact`.
 
-    Without a set kind it is `fact` if there is no difference, else from its interval.
+    Without a set `Finding.kind` it is `fact` if there is no difference, else from its interval.
     """
     for what, figure, baseline, less, note, kind in findings:
         sentence = f"{what}: {note}" if figure is None else f"{what}: {interval(figure)} %."
@@ -88,7 +88,7 @@ def first_fault(sentences: Sequence[tuple[str, str]]) -> str:
 def tiles(models: Sequence[PageModel], benchmarks: Benchmarks) -> Tiles:
     """Returns at most four figures for the page top: the first per benchmark, then the second, etc.
 
-    Findings without a figure are skipped.
+    Findings without a figure are skipped. A figure is (quantity, [(model, value, interval, remark)]), all text.
     """
     figures: dict[str, list[tuple[str, str, str, str]]] = {}
     for model in models:

@@ -127,10 +127,10 @@ def processbench_report(
       with and without an error.
     - `cross_fit` tunes on the file itself, but never on the problem of the predicted chain; null if the file is too
       small. `thresholds` has one per fold.
-    - `baselines`: `always_correct`, `always_first_step`, and scorers (e.g. `position`) with their `tuned` figures and
-      `cross_fit`.
-    - `upper_bound` is the best in-sample threshold.
-    - `less`, in `tuned` and `cross_fit`, is the paired difference from the best baseline with the same tuning.
+    - `baselines`: `always_correct`, `always_first_step`, and scorers (e.g. `position`) with their tuned figures (not
+      nested) and `cross_fit`.
+    - `upper_bound` has the best in-sample `threshold` and its `f1`.
+    - `less`, in `tuned` and `cross_fit`, is `ahead` of the best baseline with the same tuning.
 
     Intervals resample problems and keep thresholds fixed. F1 is null in a file whose chains all have errors, or all are
     right. Raises ScoreError if `scored` lacks `calibration`, or a `first_error` or score is missing.
@@ -159,7 +159,8 @@ def average_f1(
     """Returns mean F1 over `files`: `half` (at `threshold`), `tuned` on the file `calibration`, and `cross_fit`.
 
     Each is `{"value", "low", "high"}`, with problems resampled within each file (null values if a file has no F1);
-    `None` if a threshold cannot be tuned. Raises KeyError if `scored` lacks `calibration` or one of `files`.
+    `None` if a threshold cannot be tuned. Raises KeyError if `scored` lacks `calibration` or one of `files`,
+    and ScoreError if a `first_error` or score is missing.
     """
     drawn = f1_draws(scored, calibration, seed, threshold)
     averages = {kind: average_draws(by_file, files) for kind, by_file in drawn.items()}
@@ -181,7 +182,7 @@ def f1_draws(scored: Scored, calibration: str, seed: int, threshold: float = 0.5
     Kinds are `half` (the model's `threshold`), `tuned` on the file `calibration` (None for all files if it does not
     allow tuning), and `cross_fit` (None for a file that does not). The resamples depend only on the seed, the order of
     the files and of their problems: if these are equal, the draws of two models can be subtracted. Raises KeyError if
-    `scored` lacks `calibration`.
+    `scored` lacks `calibration`, and ScoreError if a `first_error` or score is missing.
     """
     chains = {name: _chains(name, trees) for name, trees in scored.items()}
     tuned = or_none(best_threshold, chains[calibration]["first_error"], chains[calibration]["scores"])

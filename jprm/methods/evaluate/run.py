@@ -120,7 +120,7 @@ def stored_trees(
 
 
 def unread_words(report: Mapping[str, Any]) -> list[str]:
-    """Returns a line with the number of records left out and the first five places (report key `unread`), or []."""
+    """Returns a line with the number of records left out and the first five places of the list `unread`, or []."""
     places = report.get(UNREAD, ())
     named = ", ".join(places[:SHOWN]) + (", ..." if len(places) > SHOWN else "")
     return [f"{len(places)} left out, with a step without a score (an unreadable critique): {named}"] if places else []
@@ -164,14 +164,17 @@ def trained_on(model: PathLike | None, paths: Sequence[PathLike]) -> dict[str, d
 
 
 def problems_at(path: PathLike) -> Iterator[str]:
-    """Yields the problems in a file of any known format, repeated ones too; skips items that are not JSON."""
+    """Yields the problems in a file of any known format, repeated ones too; skips items that are not JSON.
+
+    Raises FileNotFoundError if the file is missing.
+    """
     for _, line in read_items(path):
         with contextlib.suppress(ValueError, RecursionError):
             yield from problems_of(json.loads(line))
 
 
 def trained_on_words(report: Mapping[str, Any]) -> list[str]:
-    """Returns a warning for each file with problems that the run was trained on."""
+    """Returns a warning for each file with problems that the run was trained on (report key `trained_on`), or []."""
     return [
         f"{name}: {count['seen']:,} of {count['problems']:,} problems are in data.train of this run: its figures do not"
         " show how it does on new problems"
@@ -214,13 +217,13 @@ def load_and_score(benchmark: Benchmark, options: Any) -> tuple[PRM, Request]:
 def read_all(files: Mapping[str, tuple[PathLike, FileReader]]) -> dict[str, list[dict[str, Any]]]:
     """Returns each file's records by name, to find bad files before any is scored.
 
-    Raises ValueError if one has no record.
+    Raises ValueError if one has no record, RecordError if one is malformed, FileNotFoundError if a file is missing.
     """
     return {name: source.records(path) for name, (path, source) in files.items()}
 
 
 def check_neutral(neutral: str | None, records: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Raises ScoreError if the records have a neutral rating and `neutral` is missing."""
+    """Raises ScoreError if `neutral` is `None` and a record has a neutral rating, i.e. a `rating` label of 0."""
     if neutral is None:
         for name, items in records.items():
             for i, tree in enumerate(map(tree_of, items), start=1):
@@ -252,7 +255,10 @@ def source(reader: str) -> FileReader:
 
 
 def open_scorer(path: PathLike) -> PRM | scored.Scorer:
-    """Loads the model in a folder, or the judge in a JSON file (a name that ends in `.json`)."""
+    """Loads the model in a folder, or the judge in a JSON file (a name that ends in `.json`).
+
+    Raises FileNotFoundError if `path` is missing, and the errors of `jprm.load` or `load_judge`.
+    """
     if is_judge(path):
         return find_part("jprm.methods.judge.load:load_judge", {}, "judge")(path)
     return load(path)
@@ -291,8 +297,8 @@ def scored_trees(
     NAME is that of `path`, without suffix. Chains are laid out as in the authors' script for the benchmark. A judge's
     records with an unreadable critique are left out. With `too_long="skip"`, records with a chain beyond the context of
     the model, or of any model in `also`, are left out. A second call resumes, or reads the finished file. Raises
-    ValueError if `path` has no record, or the output belongs to another request or is being written, and other errors
-    of `write_scores`.
+    ValueError if `path` has no record, or the output belongs to another request or is being written, RecordError if a
+    record is malformed, FileNotFoundError if `path` is missing, and other errors of `write_scores`.
     """
     output = path_of(folder) / f"{path_of(path).stem}.jsonl"
     records = source.records(path)
@@ -338,6 +344,7 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
     """Returns the files by their name without suffix (e.g. `math`), which the report and the scores have.
 
     Raises FileNotFoundError if a file is missing (before any is scored), and ValueError if two files share a name.
+    A file given twice counts once.
     """
     files: dict[str, PathLike] = {}
     for path in paths:
@@ -352,7 +359,7 @@ def by_name(paths: Sequence[PathLike]) -> dict[str, PathLike]:
 def format_of(path: PathLike) -> str:
     """Returns the name of a file's reader (e.g. `processbench`) by the keys in its first record, by default `jsonl`.
 
-    Raises ValueError if the file is empty or its first record is not JSON.
+    Raises ValueError if the file is empty or its first record is not JSON, FileNotFoundError if it is missing.
     """
     for number, raw in read_items(path):
         item = parse(raw, f"{os.fspath(path)}:{number}")

@@ -35,7 +35,8 @@ def or_none(fit: Callable[P, T], *args: P.args, **options: P.kwargs) -> T | None
 def ahead(drawn: Draws, baselines: Mapping[str, Draws]) -> dict[str, Any]:
     """Returns `value`, `low`, `high` and `better` of a figure's paired `difference` from the best `baseline`, its name.
 
-    The best has the highest value. All draws must have equal seed and groups. Raises ValueError if `baselines` is
+    The difference is the figure minus the baseline, and `better` the fraction of resamples with the figure ahead. The
+    best baseline has the highest value. All draws must have equal seed and groups. Raises ValueError if `baselines` is
     empty.
     """
     best = max(baselines, key=lambda name: np.nan_to_num(baselines[name].value, nan=-1.0))

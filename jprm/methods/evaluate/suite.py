@@ -93,6 +93,10 @@ class Suite:
 def read_suite(path: PathLike) -> Suite:
     """Reads a suite's file, e.g. `{"neutral": "drop", "steps": {"data": ["math.jsonl"]}}`.
 
+    A section is a benchmark's name, `module:NAME` or `FILE.py:NAME`, with `data` and, where the benchmark needs it,
+    `calibrate`: a file or a list of files. Other keys are `neutral` (positive, negative, drop or null), `seed` (0 by
+    default) and `too_long` (`error` by default, or `skip`).
+
     Raises the errors of `suite_of`, FileNotFoundError if the file is missing, and ValueError if it is not JSON.
     """
     path = path_of(path)
@@ -215,8 +219,8 @@ def run_suite(model: PathLike, suite: Suite, out: PathLike, tell: Callable[[str]
 
     `model` is a model's folder or a judge's JSON file. Scores go to `OUT/scores/NAME.jsonl`; if one is missing, an
     older `results.json` is deleted first. `tell` receives a line at the start of each piece of work. Raises the errors
-    of `scored_files`, and of a section for invalid records; sections without enough data are listed under
-    `not_computed` with the reason.
+    of `open_scorer`, `check_neutral` and `scored_files` (e.g. ValueError if the scores in OUT are by another model),
+    and of a section for invalid records; sections without enough data are listed under `not_computed` with the reason.
     """
     out = path_of(out)
     prm, files = open_scorer(model), _files(suite)
@@ -342,7 +346,8 @@ def read_results(folder: PathLike) -> dict[str, Any]:
 def read_scores(folder: PathLike, results: Mapping[str, Any], unread: bool = False) -> dict[str, list[ReasoningTree]]:
     """Returns the scored trees behind the results, by file name; `unread` includes records that a judge left unscored.
 
-    Raises ValueError or FileNotFoundError if a file is cut off or missing.
+    `results` is as from `read_results`. Raises FileNotFoundError if a file of scores is missing, and ValueError if one
+    is damaged or does not have the number of records in `results`.
     """
     scores = {}
     for name, data in results["data"].items():
