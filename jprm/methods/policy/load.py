@@ -36,7 +36,8 @@ def load_policy(path: str | os.PathLike, **changes: Any) -> Policy:
 
     Raises:
       RecordError: the file is not a JSON object, or a field is unknown, missing, out of range or of the wrong type.
-      FileNotFoundError, ValueError: the model is absent, damaged or not supported.
+      FileNotFoundError: the model, or a server's `template`, is absent.
+      ValueError: the model is damaged or not supported.
       OSError: the Hub lacks the model (`hf://...`), or is unreachable.
     """
     path = place_of(path)

@@ -152,7 +152,7 @@ def read_problems(
     `line` is the record's JSON with its line end. Other keys are kept in `Problem.extra`, except those about earlier
     chains, e.g. `steps` and `empty_samples`. With on_error='skip', bad lines go to `rejects` and are left out.
 
-    The file is opened only when the first problem is asked for.
+    The file is opened, and errors are raised, only when problems are asked for.
 
     Raises:
       RecordError: a record is bad, e.g. has a system message or a repeated `id`, and on_error='stop'.

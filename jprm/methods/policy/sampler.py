@@ -548,7 +548,7 @@ class DecodingRows:
         self._begin()
 
     def fill(self, free: Sequence[int], jobs: Sequence[Job]) -> None:
-        """Begins the jobs in the first of the rows `free`, which must suffice; computes each distinct prompt once."""
+        """Begins job i in row `free[i]`, with at least as many rows as jobs; computes each distinct prompt once."""
         sampler, m, R = self.sampler, self.m, len(self.jobs)
         prompts = list(dict.fromkeys(job.prompt for job in jobs))
         size = padded_size(max(SHORTEST_PROMPT, *map(len, prompts)))

@@ -241,8 +241,8 @@ class RemoteSampler(Sampler):
         them to step_N in the engine's folder (`name` ends in "@N"), and deletes the last push's. Every process tests:
         one address may be several servers, e.g. localhost on each host. `take` has no effect.
 
-        A server that does not answer is left out. Raises ValueError if one serves other parameters, OSError if the
-        folder cannot be written.
+        A server that does not answer is left out. Raises ValueError if one serves other parameters or its reply has
+        another form, OSError if the folder cannot be written.
         """
         params = on_own_mesh(params, self.mesh)
         if self._pushed is None:

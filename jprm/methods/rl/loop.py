@@ -196,7 +196,7 @@ class Loop:
         """Runs update `number` (from 1): samples, judges, learns, and pushes the parameters to the sampler.
 
         Sets `progress.update`, and writes a line to metrics.jsonl, but no checkpoint. Every `refresh.every` updates the
-        PRM learns too. Raises Diverged if the loss is not finite.
+        PRM learns too. Raises Diverged if the loss is not finite, and as `Samples` and `refresh`.
         """
         config, began = self.config, time.perf_counter()
         began -= self.samples.waited  # for this update's samples, at the end of the update before
@@ -332,7 +332,7 @@ class Loop:
 
         Appends {"update", "before", "after", "adopted"} to `progress.refreshes` and logs it. An AUROC is `None` without
         both right and wrong steps; then the PRM stays. Does nothing if no step has a label. Blocks until the PRM is
-        trained (`refresh.refreshed`).
+        trained. Raises as the functions `refresh.fresh` and `refresh.refreshed`.
         """
         progress, config = self.progress, self.config
         records = refresh.fresh(config, self._prm, groups, self.working, self.problems.verifier, self.samples.policy)

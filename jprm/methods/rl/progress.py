@@ -121,7 +121,8 @@ def suspected(evaluations: Sequence[Evaluation], config: GuardConfig) -> bool:
 def fresh_test(best: Evaluation, now: Evaluation, earlier: int, seed: int) -> dict[str, Any]:
     """Tests a suspicion on fresh samples; it is confirmed if the result's `p` is below its `level`.
 
-    Returns `p` (see `p_worse`), `level`, both accuracies (`best`, `now`), and `value`, `low`, `high` of `gold_change`.
+    Returns floats: `p` (see `p_worse`), `level`, both accuracies (`best`, `now`), and from `gold_change`, beside them,
+    `value`, `low`, `high`, below 0 if `now` is worse.
 
     A run's k-th level is FALSE_ALARMS / (k (k + 1)); over all k they sum to FALSE_ALARMS, which bounds a run's false
     alarms, as fresh samples are independent of the suspicion.
@@ -155,7 +156,8 @@ def fired(evaluations: Sequence[Evaluation], config: GuardConfig) -> str:
     """Returns the guard that the last evaluation triggers, in words; empty without one.
 
     The evaluation has the key `check` if `fresh_test` tested a suspicion. The text begins with "gaming:", "KL budget:"
-    or "disagreement:", the first that applies in this order.
+    or "disagreement:", the first that applies in this order. With `config.disagreement`, raises KeyError if the
+    evaluation has no key `disagreement`, i.e. without a second PRM.
     """
     now, best = evaluations[-1], evaluations[best_of(evaluations)]
     if (test := now.get("check")) and test["p"] < test["level"]:
@@ -189,7 +191,7 @@ def gold_change(before: Evaluation, after: Evaluation, seed: int) -> dict[str, A
 def verdict(evaluations: Sequence[Evaluation], ended: str, seed: int, fresh: Evaluation | None = None) -> list[str]:
     """Returns the conclusions from a run, a sentence each. `evaluations`, in order, must not be empty.
 
-    `ended` is the reason of the guard that ended it, if any, `seed` resamples the problems, and `fresh` is the best
+    `ended` is the reason of the guard that ended it, or "", `seed` resamples the problems, and `fresh` is the best
     policy's evaluation on fresh samples, at the end of a run. (The samples by which it was chosen flatter it.)
     """
     first, last, best = evaluations[0], evaluations[-1], evaluations[best_of(evaluations)]

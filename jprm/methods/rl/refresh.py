@@ -129,7 +129,7 @@ def fresh(
     """Returns records with the groups' chains and labels from `refresh.labels`, in the semantics of the PRM in `prm`.
 
     With "outcome" they are `with_outcomes`, else `labelled`. Every process must call it: each samples completions for
-    some groups, and returns all records. Raises as `verdicts_of_rollouts`, or errors of `working`.
+    some groups, and returns all records. Raises as `verdicts_of_rollouts` and `labelled`, or errors of `working`.
     """
     if config.refresh.labels == "outcome":
         return with_outcomes(groups)
@@ -151,7 +151,8 @@ def refreshed(
     records and `refresh.replay` are included. It blocks for `refresh.steps` optimizer steps; a finished refresh is not
     computed again, and a stopped one begins anew. Every process must call it.
 
-    Raises as `jprm.train.Trainer`, e.g. ValueError if the folder holds another experiment's run.
+    Raises as `jprm.train.Trainer`, e.g. ValueError if the folder holds another experiment's run, and as its `step`,
+    e.g. Diverged.
     """
     folder, experiment = workdir / FOLDER / str(update), read(place_of(prm) / RUN)
     if not records:

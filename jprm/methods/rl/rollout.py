@@ -389,15 +389,15 @@ def evaluation(groups: Sequence[Group], working: Working, seed: int) -> dict[str
 
     Groups must have equally many samples. `seed` resamples the problems.
 
-    gold: mean of `Group.correct_G`, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P` by
-        problem. `pass`: by k, the probability that one of k samples is correct (Chen et al. 2021).
+    gold: mean of `Group.correct_G`, with `gold_low` and `gold_high`, its 95 % interval over problems; `gold_P`, a list
+        by problem. `pass`: by k as text, the probability that one of k samples is correct (`pass_at`).
     proxy: mean over chains of the PRM's lowest step score, or a fused verifier's last one. `proxy_wrong`: the same over
         incorrect chains only, `None` if there are none. Both are absent without a PRM.
     working: fraction of chains with right working (`right_working`); `right_with_wrong_working`: fraction of correct
         chains with wrong working, `None` if no chain is correct.
     disagreement: mean distance between the two PRMs' scores of a step, `None` without steps; `second`: the second one's
         `proxy`. Both are absent without a second PRM.
-    tokens, steps: means per chain. blank, truncated: fractions of chains. `examples`: as the function returns them.
+    tokens, steps: means per chain. blank, truncated: fractions of chains. `examples`: the list by `examples`.
     """
     correct_PN = np.array([group.correct_G for group in groups])
     problems = np.arange(len(groups))
@@ -475,8 +475,8 @@ def _proxies(groups: Sequence[Group]) -> dict[str, Any]:
 def examples(groups: Sequence[Group], verdicts: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
     """Returns the 3 incorrect chains that the PRM rates highest (without one, the first), or fewer.
 
-    Keys: `problem`, `answer`, `steps`, `scores` (by step, 4 digits; `None` without a PRM), `right_working` (from
-    `verdicts`, by group and sample) and `ended`.
+    Keys: `problem` and `answer` (the record's true one), `steps`, `scores` (by step, 4 digits; `None` without a PRM),
+    `right_working` (from `verdicts`, by group and sample) and `ended` (else cut off).
     """
     rows = []
     for group, right in zip(groups, verdicts, strict=True):
@@ -515,7 +515,8 @@ def train_figures(groups: Sequence[Group]) -> dict[str, float]:
 
     Means over chains: `chain_tokens`, `chain_steps`, and the fractions `blank` and `truncated`. Means over groups:
     `reward` (`Group.correct_G`), the fraction `same_reward` with equal rewards, and with a PRM `proxy`, the chain
-    scores. For episodes also the fraction `lost`, and `observed`, the environment's tokens per episode.
+    scores. For episodes also the fraction `lost`, and `observed`, the environment's tokens per episode. All are floats
+    in one flat dictionary.
     """
     chains = [sample for group in groups for sample in group.samples]
     figures = {

@@ -105,7 +105,7 @@ class Rollout:
     def messages(self) -> list[dict[str, Any]]:
         """Returns an episode's messages up to its last turn, {"role", "content", ...}; asserts that it is an episode.
 
-        A turn that the environment did not take is its text.
+        A turn that the environment did not take is {"role": "assistant", "content": its text}.
         """
         assert self.episode is not None
         turns, all_messages = self.episode["turns"], self.episode["messages"]

@@ -227,7 +227,8 @@ class Samples(Protocol):
         """Returns figures for the update's line, {} if there are none.
 
         `behind`, with `stale`: by how many updates the sampling policy was behind, a mean over tokens with `carry`.
-        From servers also `left_out`, servers that failed, and `drawn_here`, samples from this process.
+        From servers also two counts since the last push: `left_out`, servers that failed, and `drawn_here`, samples
+        from this process.
         """
         ...
 
