@@ -50,7 +50,10 @@ OfLabelled = Callable[
 
 
 def doubting(key: Callable[[ReasoningTree, list[int]], float]) -> OfPools:
-    """Builds a baseline from a number per chain, higher is better: `key(tree, node indices)`. Doubts as `doubted`."""
+    """Builds a baseline, (pools) -> one `Chosen` for each, that doubts chains as `doubted` does.
+
+    `key(tree, node indices)` is a chain's number, higher is better.
+    """
 
     def of_pools(trees: Sequence[ReasoningTree]) -> list[Chosen]:
         return [doubted(np.array([key(tree, chain) for chain in chains_of(tree)], float)) for tree in trees]
@@ -119,8 +122,8 @@ def of_labelled(
 ) -> dict[str, Sequence[Float[np.ndarray, " N"]]]:
     """Returns scores per tree and node, by baseline of `LABELLED`, fitted to `classes` (1, 0, -1, by `label_class`).
 
-    Leaves out baselines if `fitted` has too few labels, `text_features` if a tree is of messages, and all above
-    `MOST_SAMPLES` nodes.
+    Scores are higher if a step is likelier right. Leaves out baselines if `fitted` has too few labels, `text_features`
+    if a tree is of messages, and all above `MOST_SAMPLES` nodes.
     """
     few = sum(len(tree.nodes) for tree in trees) <= MOST_SAMPLES
     return _computed(LABELLED, trees, classes) if few else {}

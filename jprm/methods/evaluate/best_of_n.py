@@ -228,6 +228,7 @@ def best_of_n_report(
     - `rules`: per rule, `best_of_n`, `weighted_vote` and `minus_majority` (best-of-n minus majority vote on the same
       problems, at the largest n, in lists of one), and paired differences at the largest n from the best baseline and
       from one random sample: `best_of_n_minus_best_baseline`, `weighted_vote_minus_one_sample`, ...
+      Differences have `value`, `low`, `high` and `better`, the fraction of resamples with the rule ahead.
     - `majority`, and `pass_at_n` (the oracle).
     - `baselines`: `random` (all scores equal) and the baselines of `baselines.py`; `baseline_votes` has their votes.
       `best_baseline` is the `name` (`majority`, `random`, NAME or `NAME.vote`) and `value` of the most accurate one at
@@ -325,9 +326,9 @@ def compare_curves(
 ) -> list[dict[str, Any]]:
     """Returns the differences between pairs of curves, (name in `a`, name in `b`).
 
-    Each row has the names as `a` and `b`, and lists over `n` (`blocks.shown_n`): `value` (a less b), `low`, `high` and
-    `better`, the fraction of resamples with a ahead. [] without pairs. Curves hold expected accuracies per problem at
-    n = 1, 2, ..., all in `a` or `b` of one length.
+    Each row has the names as `a` and `b`, and the lists `n` (as `blocks.shown_n`) and, over `n`, `value` (a less b),
+    `low`, `high` and `better`, the fraction of resamples with a ahead. [] without pairs. Curves hold expected
+    accuracies per problem at n = 1, 2, ..., all in `a` or `b` of one length.
     """
     if not pairs:
         return []

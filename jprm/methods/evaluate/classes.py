@@ -74,11 +74,12 @@ def best_threshold(value_N: Float[np.ndarray, " N"], positive_N: Bool[np.ndarray
 def figures(request: Request) -> Report:
     """Returns `classes`, the figures by class, with 95 % intervals over problems, and the top class's `accuracy`.
 
-    Each class has `n` (its steps), `auroc`, `average_precision`, `f1` (at 0.5), `f1_tuned`, `threshold`, `ece` and
-    `ece_if_calibrated`. `f1_tuned` uses the `threshold` fitted on `calibrate`; both are null if it holds no step of the
-    class. `ece` is the calibration error of the class output as a probability, and `ece_if_calibrated` its 95 %
-    quantile under noise alone. Also `n_steps`, `n_problems`, `too_long`, and `most_frequent_class`, the share of the
-    most frequent class. Raises NothingToMeasure or ScoreError as `classes_of` does.
+    Each class has the figures `auroc`, `average_precision`, `f1` (at 0.5) and `f1_tuned`, `{"value", "low", "high"}` as
+    is `accuracy`, and the numbers `n` (its steps), `threshold`, `ece` and `ece_if_calibrated`. `f1_tuned` uses the
+    `threshold` fitted on `calibrate`; both are null if it holds no step of the class, or no file. `ece` is the
+    calibration error of the class output as a probability, and `ece_if_calibrated` its 95 % quantile under noise alone.
+    Also `n_steps`, `n_problems`, `too_long`, and `most_frequent_class`, the share of the most frequent class. Raises
+    NothingToMeasure or ScoreError as `classes_of` does.
     """
     classes = classes_of(request.trees)
     tuning = [tree for trees in request.calibrate.values() for tree in trees]

@@ -109,10 +109,11 @@ def mistakes_report(
     scores (`cross_fit`) minus the best baseline's, paired; absent with too few chains. `mr_score` averages over
     `subjects`, one name per chain; by default each task is a subject.
 
-    The report has `threshold`. It, each task and the baselines `none` and `first step` have `n`, `n_error`,
-    `n_not_located`, `mcc`, `error_accuracy`, `correct_accuracy`, `f1` and `accuracy`. Other baselines and `cross_fit`
-    have the last four, and are absent with too few chains. `mr_score` is `{"value", "pooled"}`: the mean over subjects,
-    and the score of all chains together. Raises ScoreError or NothingToMeasure as `chains_of_files` does.
+    The report has `threshold`. It, each task and the baselines `none` and `first step` have the counts `n`, `n_error`
+    and `n_not_located`, and the figures `mcc`, `error_accuracy`, `correct_accuracy`, `f1` and `accuracy`. Other
+    baselines and `cross_fit` have the last four, and are absent with too few chains. `mr_score` has the numbers
+    `value`, the mean over subjects, and `pooled`, the score of all chains together. Raises ScoreError or
+    NothingToMeasure as `chains_of_files` does.
     """
     chains = chains_of_files(trees)
     own_N, none_N = predicted(chains.scores, threshold), np.full(len(trees), -1)

@@ -130,7 +130,8 @@ def steps_report(
     - `n_problems`, `n_records` (trees), `n_steps` (also unlabelled ones), `n_right` and `n_wrong`.
 
     Figures are null if undefined, e.g. `alternatives` without pairs. Baselines with several features are fitted to the
-    labels of other problems. Raises ScoreError as `labelled` does.
+    labels of other problems; `position` and `step_length` have no `accuracy` and no `first_error`, as they have no
+    threshold. The keys `neutral` and `threshold` repeat the arguments. Raises ScoreError or ValueError as `labelled`.
     """
     trees = labelled(scored, neutral)
     class_N = np.concatenate([tree.class_N for tree in trees] or [np.zeros(0, int)])
@@ -187,7 +188,7 @@ def _ahead(trees: Sequence[Labelled], scores: Scores, trivial: Mapping[str, Scor
 def auroc_draws(scored: Sequence[ReasoningTree], neutral: str | None, seed: int) -> Draws:
     """Returns the AUROC of all labelled steps (NaN if all are right or all wrong) and its draws over problems.
 
-    `neutral` is the class of neutral ratings, as in `label_class`.
+    `neutral` is the class of neutral ratings, as in `label_class`. Raises the errors of `labelled`.
     """
     trees = labelled(scored, neutral)
     score_N, right_N, problem_N = _labelled_steps(trees, [tree.score_N for tree in trees])
@@ -255,8 +256,8 @@ def _first_error(trees: Sequence[Labelled], scores, threshold: float, interval) 
 def labelled(trees: Sequence[ReasoningTree], neutral: str | None, first: int = 0) -> list[Labelled]:
     """Returns scored trees as arrays. Error messages number the records from `first` + 1.
 
-    `neutral` is the class of neutral ratings, as in `label_class`. Raises ScoreError if a score is missing or a label
-    has no class.
+    `neutral` is the class of neutral ratings, as in `label_class`. Raises ScoreError if a score is missing, and the
+    errors of `label_class`.
     """
     arrays, names = [], [f"record {first + i}" for i in range(1, len(trees) + 1)]
     for tree, name, score_N in zip(trees, names, scores_of(trees, names), strict=True):
