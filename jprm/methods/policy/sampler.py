@@ -678,7 +678,8 @@ def load_sampler(path: str | os.PathLike, options: SamplerConfig = SamplerConfig
     Every process loads a whole copy for its own devices (`mesh_by_heads`). `hf://` addresses are downloaded.
 
     Raises FileNotFoundError or ValueError if a file is missing, damaged or not supported, or the model is a reward
-    model; OSError if the Hub lacks the model or is unreachable.
+    model; ValueError if `options.chat` finds no usable chat template; OSError if the Hub lacks the model or is
+    unreachable.
     """
     path = place_of(path)
     if options.chat:

@@ -163,9 +163,10 @@ def to_go(reward_P1: Float[Array, " P1"], gamma: float = 1.0) -> Float[Array, " 
 def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
     """C_j - b, with b over the samples' full returns C_1 (Kool et al. 2019, Ahmadian et al. 2024, for whole samples).
 
-    C_j sums rewards from segment j on, discounted by `gamma`; `name` is the baseline, e.g. `rloo` (`ADVANTAGES`). The
-    baseline is the same for all segments, though later segments expect other returns than earlier ones. "grpo" also
-    divides by the deviation. All advantages are 0 if returns are equal, except with "reinforce".
+    C_j sums rewards from segment j on, discounted by `gamma`; `name` is the baseline, `reinforce`, `dr_grpo`, `rloo` or
+    `grpo`. Returns an array by sample: an advantage per step, then the tail's. The baseline is the same for all
+    segments, though later segments expect other returns than earlier ones. "grpo" also divides by the deviation. All
+    advantages are 0 if returns are equal, except with "reinforce".
     """
     return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
     total_G = np.array([return_P1[0] for return_P1 in return_GP1])
@@ -178,9 +179,9 @@ def less_full_return(reward_GP1: Process, name: str, gamma: float) -> Process:
 def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
     """C_j - b_j, with b_j over C_j in the samples that reach the j-th segment (Peters & Schaal 2008).
 
-    C_j sums rewards from segment j on, discounted by `gamma`; `name` must be `rloo` or `dr_grpo`. b_j is 0 if no other
-    sample reaches j. It depends on j, known before the segment is sampled, and on other samples, so the gradient is
-    unbiased for any lengths.
+    C_j sums rewards from segment j on, discounted by `gamma`; `name` must be `rloo` or `dr_grpo`. The result has the
+    form of `less_full_return`. b_j is 0 if no other sample reaches j. It depends on j, known before the segment is
+    sampled, and on other samples, so the gradient is unbiased for any lengths.
     """
     return_GP1 = [to_go(reward_P1, gamma) for reward_P1 in reward_GP1]
     advantages = [np.zeros(len(return_P1)) for return_P1 in return_GP1]
@@ -197,12 +198,12 @@ def less_return_to_go(reward_GP1: Process, name: str, gamma: float) -> Process:
 
 
 def less_step_reward(reward_GP1: Process, name: str, gamma: float) -> Process:
-    """The sum of gamma^(k - j) (c_k - m) over steps k >= j.
+    """The sum of gamma^(k - j) (c_k - m) over steps k >= j, in the form of `less_full_return`.
 
-    m averages the other samples' mean step rewards (Cui et al. 2025, PRIME, and Cheng et al. 2025, PURE, per token),
-    with "dr_grpo" over all samples. With "grpo" c_k is less the mean over all steps in the group and divided by their
-    deviation (Shao et al. 2024, DeepSeekMath, section 4.1.3): sums over several steps do not scale with full returns'
-    deviation.
+    `name` must be `rloo`, `dr_grpo` or `grpo`. m averages the other samples' mean step rewards (Cui et al. 2025, PRIME,
+    and Cheng et al. 2025, PURE, per token), with "dr_grpo" over all samples. With "grpo" c_k is less the mean over all
+    steps in the group and divided by their deviation (Shao et al. 2024, DeepSeekMath, section 4.1.3): sums over several
+    steps do not scale with full returns' deviation.
 
     m is subtracted once per following step. If the policy decides how many follow, that changes the objective: a step
     costs m. The tail's reward is ignored, its advantage 0; all are 0 if the step rewards are equal.
@@ -237,7 +238,8 @@ States = Sequence[Sequence[object]]
 def normalised(return_N: Float[Array, " N"], name: str) -> Float[Array, " N"]:
     """Returns each return less its baseline, over the divisor, by `ADVANTAGES[name]`.
 
-    0 if there is only one return, or all are equal, also with "reinforce".
+    `name` is `reinforce`, `dr_grpo`, `rloo` or `grpo`. 0 if there is only one return, or all are equal, also with
+    "reinforce".
     """
     if len(return_N) < 2 or equal(return_N):
         return np.zeros(len(return_N))
@@ -369,8 +371,9 @@ class CreditConfig:
     """From rewards and scores to tokens.
 
     name: in `CREDITS`, e.g. `sum` or `sum_prm_alone`, or your own `Credit`, `module:NAME` or `FILE.py:NAME`.
-    advantage: in `ADVANTAGES`.
-    baseline: in `BASELINES`; by default `step` with advantage="grpo", which allows no other, and `to_go` otherwise.
+    advantage: `reinforce`, `dr_grpo`, `rloo` or `grpo` (`ADVANTAGES`).
+    baseline: `to_go`, `return` or `step` (`BASELINES`); by default `step` with advantage="grpo", which allows no other,
+        and `to_go` otherwise.
     norm: the divisor for a token's advantage. `sequence`, its sample's tokens (GRPO); `group`, the group's mean token
         count (DAPO, Yu et al. 2025); `constant`, `length` (Dr. GRPO); `last` puts a sample's whole advantage on its
         last token, for sequence ratios (GSPO).
@@ -492,6 +495,8 @@ def segment_advantages(
     states: States | None = None,
 ) -> list[Float[Array, " P1"]]:
     """Returns the advantages for every sample's segments, in float64: all of `config` except its norm is applied.
+
+    A sample with P steps has P + 1 of them, the tail's last.
 
     Args:
         reward_G: the verifier's rewards, above 0 for a correct sample. A negative one is a penalty, e.g. for a chain

@@ -62,7 +62,7 @@ def train(config: RLExperiment, workdir: str | os.PathLike, callbacks: Sequence[
     Raises:
         ValueError: `workdir` holds another experiment's run, the experiment's parts do not fit, or a record is bad.
         FileNotFoundError: a model or a file of problems is absent.
-        OSError: the environment lost all episodes of an update, or the verifier cannot run.
+        OSError: the environment lost all episodes of an update, the verifier cannot run, or no server answers at first.
         Diverged: the loss is not finite; names the last good checkpoint.
         Stopped: after SIGTERM, when the state is saved.
     """
@@ -163,7 +163,8 @@ class Loop:
         Evaluates before the first update and every `evaluate_every` ones. Saves checkpoints, and after a new best
         evaluation best/. At the end it evaluates the best policy on fresh samples.
 
-        `asked_to_stop` is called with the optimizer's step and returns whether SIGTERM came to any process.
+        `asked_to_stop` is called with the optimizer's step and returns whether SIGTERM came to any process. Raises as
+        `update`.
         """
         config, progress = self.config, self.progress
         if asked_to_stop(int(self.trainer.state.step)) and progress.update < config.updates:

@@ -37,8 +37,8 @@ def claim_rl(workdir: Place, config: RLExperiment) -> None:
     the working or environment.
 
     Raises ValueError if the folder has a checkpoint and its experiment (except `FREE` fields), data or judges differ.
-    Without a checkpoint they are overwritten. Also raises as `verifiers.find`, e.g. FileNotFoundError for a checker's
-    file.
+    Without a checkpoint they are overwritten. Absent files of problems have no digest. Also raises as `verifiers.find`,
+    e.g. FileNotFoundError for a checker's file, `verifiers.find_working` and `environment.find`.
     """
     files = {file: path_of(file) for file in (*config.problems, *config.held_out)}
     multihost.first(_record, workdir, config, store.data_digests(files))

@@ -436,7 +436,10 @@ class Alternatives:
 def of_chains(
     prompt: Sequence[int], samples: Sequence[Rollout], reward_G: Float[np.ndarray, " G"]
 ) -> list[Alternatives]:
-    """Returns one place of alternatives: the samples after their prompt, right (reward 1) and wrong (less) ones."""
+    """Returns a list with one `Alternatives`: the samples after their prompt, right (reward 1) and wrong (less) ones.
+
+    Either side may be empty.
+    """
     pairs = list(zip((rollout.ids for rollout in samples), reward_G, strict=True))
     right, wrong = [ids for ids, reward in pairs if reward >= 1], [ids for ids, reward in pairs if reward < 1]
     return [Alternatives(tuple(prompt), right, wrong)]
