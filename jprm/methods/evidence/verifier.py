@@ -133,7 +133,10 @@ class FusedVerifier:
         return {"verifier": self.name, **self.request}
 
     def about(self, records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Returns the verifier's entry in result files: `name`, `folder` and `step`. `records` are not read."""
+        """Returns the verifier's entry in result files: `name`, `folder` and `step` (0). `records` are not read.
+
+        `folder` is the whole address, `name` its last part.
+        """
         return {"name": path_of(self.name).name, "folder": self.name, "step": 0}
 
     def by(self, output: str) -> FusedVerifier:

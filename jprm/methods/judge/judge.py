@@ -90,7 +90,8 @@ class ByCritiques:
         If `missing` is given, asks only about these nodes of each tree (for prompts about whole chains: about paths
         with such a node), and the other outputs are NaN. Context nodes are NaN.
 
-        Raises PolicyError if every critique failed (for a rubric: every critique by one criterion).
+        Raises PolicyError if every critique failed (for a rubric: every critique by one criterion), OSError if the
+        prompt runs code and there is no sandbox.
         """
         raise NotImplementedError
 
@@ -233,7 +234,7 @@ class Judge(ByCritiques):
         """Judges each tree, or only its `missing` nodes (indices per tree): other scores are NaN.
 
         A prompt about whole chains judges all steps on a path with a missing node. Context nodes have NaN. Raises
-        PolicyError if every critique failed.
+        PolicyError if every critique failed, OSError if the prompt runs code and there is no sandbox.
         """
         paths = [self.paths(tree) for tree in trees]
         if missing is not None:
@@ -275,7 +276,7 @@ class Judge(ByCritiques):
 
         A conversation needs earlier steps' critiques, so it always covers all paths.
 
-        Raises PolicyError if every critique failed.
+        Raises PolicyError if every critique failed, OSError if the prompt runs code and there is no sandbox.
         """
         answers: list[list[Asked]] = [[] for _ in trees]
         if self.prompt.converses:

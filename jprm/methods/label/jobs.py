@@ -94,7 +94,7 @@ def label_omega(policy: Policy, input: Path, output: Path, rollouts: Path, confi
 
     Raises FileNotFoundError if `input` is absent, RecordError for a record that is invalid or that the verifier cannot
     judge, ValueError for an unknown verifier, an empty input or files in use, PolicyError if the policy failed at all
-    rollouts of more than `FAILED_IN_A_ROW` (16) prefixes in a row.
+    rollouts of more than `FAILED_IN_A_ROW` (16) prefixes in a row, OSError if the verifier's sandbox is missing.
     """
     if acting := turn_policy(policy):
         config = dataclasses.replace(config, verifier="outcome")
@@ -117,8 +117,9 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 
     Raises:
       FileNotFoundError: `input` is absent; RecordError for an invalid record.
-      ValueError: the file has no label, or its semantics no default threshold.
+      ValueError: the file has no label, its semantics no default threshold, or one path is given twice.
       PolicyError: every critique of some trees failed.
+      OSError: the judge's prompt runs code, and there is no sandbox.
     """
     check_output(output, input, critiques)
     check_output(critiques, input)
@@ -212,7 +213,8 @@ def label_outcomes(verifier: str, input: Path, output: Path) -> dict:
     the same call continues it, and only counts if `output` is complete.
 
     Raises FileNotFoundError if `input` is absent, ValueError if the verifier is unknown, the input is empty, or
-    `output` is of another request; RecordError, before any is judged, if it cannot judge a record.
+    `output` is of another request; before any is judged, RecordError if it cannot judge a record, and OSError if it
+    needs a sandbox and there is none.
     """
     judge = verifiers.find(verifier)
     for number, tree in enumerate(trees_in(input), start=1):
@@ -247,7 +249,7 @@ def label_judge(judge: Judge, input: Path, output: Path, domain: str, rubric: st
     `domain` and `rubric` are texts, stored in every record but not shown to the judge. `OUTPUT.part` is written first:
     the same call continues it, and only counts if `output` is complete. Raises FileNotFoundError if `input` is absent,
     RecordError for an invalid record, ValueError if a text is blank, the input empty, or `output` of another request;
-    PolicyError if every critique of a batch of 64 records failed.
+    PolicyError if every critique of a batch of 64 records failed, OSError if the prompt lacks its sandbox.
     """
     if not domain.strip() or not rubric.strip():
         raise ValueError("labels of a judge need a domain, and a rubric that defines a correct step")
@@ -362,7 +364,7 @@ def judge_labels(judge: Judge, trees: Sequence[ReasoningTree], domain: str, rubr
 
     Returns new trees of kind `tree`, also for chains and pools, and semantics `correctness`. Each stores the critiques
     and their counts under `judge` in its `extra`, and `domain` and `rubric`, which the judge does not see. Raises
-    PolicyError if every critique failed.
+    PolicyError if every critique failed, OSError if the prompt runs code and there is no sandbox.
     """
     results = []
     for tree, judgement in zip(trees, judge.judgements(trees), strict=True):
