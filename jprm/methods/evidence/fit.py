@@ -68,7 +68,10 @@ class PolicyPools:
     tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # by source, of its model or written by its judge
 
     def chains_where(self, keep: Callable[[str], bool]) -> Chains:
-        """Returns the chains whose problem text satisfies `keep`, with pools renumbered; possibly empty."""
+        """Returns the chains whose problem text satisfies `keep`, with pools renumbered from 0; possibly empty.
+
+        The new numbers are no longer places in `problems`.
+        """
         kept_P = np.array([keep(problem) for problem in self.problems])
         return self.chains.where(kept_P[self.chains.problem_M])
 

@@ -95,6 +95,7 @@ class Comparison(ByCritiques):
         Raises:
           ValueError: a chain or a tree with one leaf, so there is no comparison.
           PolicyError: every critique failed.
+          OSError: the prompt runs code, and there is no sandbox.
         """
         plans, questions = [], []
         for tree in trees:

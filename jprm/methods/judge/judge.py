@@ -56,7 +56,8 @@ class ByCritiques:
     """Base class of scorers by critiques: `Judge`, `Rubric` and `Comparison`.
 
     Every scoring method waits for the policy, raises PolicyError if every critique failed, and asks anew at each call;
-    the policy may keep its samples (`KeptPolicy`). Scores are float32 in [0, 1], NaN if no critique could be read.
+    the policy may keep its samples (`KeptPolicy`). A prompt that runs code raises OSError without a sandbox. Scores are
+    float32 in [0, 1], NaN if no critique could be read.
     """
 
     policy: Policy  # who writes the critiques
@@ -117,6 +118,7 @@ class ByCritiques:
         Raises:
           RecordError: an invalid record.
           PolicyError: every critique of a batch of 64 records (`CHUNK`) failed.
+          OSError: the prompt runs code, and there is no sandbox.
         """
         records = iter(records)
         while chunk := list(itertools.islice(records, CHUNK)):
@@ -219,6 +221,7 @@ class Judge(ByCritiques):
         Raises:
           TypeError, ValueError: as `jprm.score.scorer.PRM.score`.
           PolicyError: every critique failed.
+          OSError: the prompt runs code, and there is no sandbox.
         """
         return self.judgements([chain_tree(problem, steps)])[0].score_N
 
@@ -465,7 +468,7 @@ class Rubric(ByCritiques):
         """Returns ({"score" and each criterion's name: (N,)}, report) per tree, or of its `missing` nodes (else NaN).
 
         In the report, counts are sums over criteria, and each critique names its `criterion`. Raises PolicyError if
-        every critique by one criterion failed.
+        every critique by one criterion failed, OSError if a criterion's prompt runs code and there is no sandbox.
         """
         judged = {name: judge.judgements(trees, missing) for name, judge in self.judges.items()}
         return [self.joined({name: judgements[i] for name, judgements in judged.items()}) for i in range(len(trees))]

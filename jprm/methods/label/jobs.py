@@ -617,6 +617,7 @@ def matching_critiques(
     Raises:
       ValueError: semantics without a default threshold.
       PolicyError: every critique of `config.trees_at_once` trees failed.
+      OSError: the judge's prompt runs code, and there is no sandbox.
     """
     trees = iter(trees)
     while chunk := list(itertools.islice(trees, config.trees_at_once)):
