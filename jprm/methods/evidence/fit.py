@@ -336,9 +336,10 @@ def fit(
     Waits for the sources' models. An earlier verifier in `out` is replaced at the end; after an error it is unchanged.
 
     Raises:
-        ValueError: a source or file is repeated, a source is unknown or missing, or there are too few problems.
+        ValueError: no source, a source or file is repeated, a source is unknown or missing, or too few problems.
         FileNotFoundError: a file or a source's model is absent.
         ScoreError, RecordError: a record is not a pool, or its outcome is unknown.
+        OSError: a source `verdicts=` has no sandbox; other errors of the sources pass.
     """
     for what, names in (("source", [*sources]), ("file", [os.path.abspath(path) for path in paths])):
         if twice := [name for name in names if names.count(name) > 1]:

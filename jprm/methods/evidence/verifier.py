@@ -256,6 +256,7 @@ def load_verifier(folder: str | os.PathLike) -> FusedVerifier:
         RecordError: `verifier.json` is not JSON or of another format, or a field is absent or wrong.
         ValueError: a source has another version, a model has changed, or a file not written here names a judge.
         ForeignCode: a file not written here names a source that is code.
+        OSError: a source `verdicts=` has no sandbox.
     """
     place = path_of(folder)
     where = os.fspath(place / FILE)
