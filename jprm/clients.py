@@ -156,7 +156,8 @@ class AsyncClient:
         tokenizer: str | None = None,
         rule: str | None = None,
     ) -> list[dict[str, Any]]:
-        """Returns a dict per sample, in order, of `steps`, `score` and, if it is one response, `text`.
+        """Returns a dict per sample (`problem` or `prompt`, and `response`, `ids` or `messages`) in order: `steps`,
+        `score` and, if it is one response, `text`.
 
         A step is a dict of `span` ([start, stop) in the text), `score`, `turn`, `token` (index of its last token, if
         the sample has tokens) and, for several outputs, `outputs`. `credit` (in `jprm.methods.rl.credit.CREDITS`, or

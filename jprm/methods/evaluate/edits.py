@@ -136,8 +136,8 @@ def _otherwise_used(letter: str, text: str) -> bool:
 def merge(chain: Record) -> Record | None:
     """Joins the first two steps by a newline, then the next two, etc.; `None` if there is only one step.
 
-    Returns a copy with other `steps`, and `pairs`: tuples (last step before, step after), from 0, of all joined steps.
-    Other keys, e.g. `labels`, stay as they were.
+    Returns a copy with other `steps`, and `pairs`: tuples (last step before, step after), from 0, of all pairs and
+    of a last step that is left alone. Other keys, e.g. `labels`, stay as they were.
     """
     steps = chain["steps"]
     if len(steps) < 2:

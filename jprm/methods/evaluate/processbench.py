@@ -316,7 +316,10 @@ def figures(request: Request) -> Report:
 
 
 def foreseen(records: Mapping[str, Sequence[Mapping[str, Any]]], calibrate: Collection[str]) -> Iterator[str]:
-    """Yields a sentence for each file without F1, in which all chains have errors or all are right."""
+    """Yields a sentence for each file without F1, in which all chains have errors or all are right.
+
+    Each chain must have `first_error` (-1 if it is right). `calibrate` names files by which a threshold is tuned.
+    """
     for name, chains in records.items():
         n_error = sum(chain["first_error"] >= 0 for chain in chains)
         if alike := _alike(n_error, len(chains) - n_error):

@@ -136,14 +136,15 @@ def label_critique(judge: Judge, input: Path, output: Path, critiques: Path, con
 def label_consensus(
     input: Path, others: Sequence[Path], output: Path, thresholds: tuple[float | None, float | None] = (None, None)
 ) -> dict:
-    """Writes the chains of `input` on whose first error all `others` agree; returns counts of chains.
+    """Writes the chains of `input` on whose first error all `others` agree, each as a tree of one branch, without `id`
+    and `scores` (see `consensus`); returns counts of chains.
 
     They are `kept`, and the dropped ones by reason, summed over the others: `disagree`, `unlabelled`, `repeated`, `not
     in the other`, absent if 0. `thresholds` are for the input and the others: a label below is an error; `None` is the
     default of the semantics (`THRESHOLDS`). A repeated call replaces `output`.
 
-    Raises ValueError if semantics have no default threshold, or a file is empty; FileNotFoundError if one is absent,
-    RecordError for an invalid record, IndexError if there are no `others`.
+    Raises ValueError if semantics have no default threshold, a file is empty or also `output`; FileNotFoundError if
+    one is absent, RecordError for an invalid record, IndexError if there are no `others`.
     """
     check_output(output, input, *others)
     for path in (input, *others):
